@@ -68,11 +68,12 @@ class RemoteStore final : public StoreAccess {
   // The files are read for each connection: what was renewed meanwhile is used.
   absl::StatusOr<std::unique_ptr<decoder::StoreClient>> NewClient(ThreadPool*) override {
     return decoder::MakeResumingClient(
-        {.connect = [address = address_](absl::Duration within)
+        {.connect = [address = address_](absl::Duration within, const std::string& context)
              -> absl::StatusOr<std::unique_ptr<decoder::StoreClient>> {
            RETURN_IF_ERROR(CheckDescriptorsOfGrpc());
            ASSIGN_OR_RETURN(const ServerLogin login, address.Login());
-           return decoder::ConnectToStore(address.server, within, login, address.request_timeout);
+           return decoder::ConnectToStore(address.server, within, login, address.request_timeout,
+                                          context);
          },
          .retry_for = address_.retry_for,
          .open_within = kDeadline,

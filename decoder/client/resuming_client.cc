@@ -101,7 +101,7 @@ void ResumingClient::Disconnect() {
 
 absl::Status ResumingClient::ConnectAndOpen(absl::Duration within) {
   Disconnect();
-  ASSIGN_OR_RETURN(client_, config_.connect(std::min(within, kLongestConnect)));
+  ASSIGN_OR_RETURN(client_, config_.connect(std::min(within, kLongestConnect), open_.context()));
   ASSIGN_OR_RETURN(v1::OpenReply opened, client_->Open(open_));
   if (!is_open_) {
     opened_ = std::move(opened);

@@ -22,8 +22,10 @@
 namespace carrel::decoder {
 
 struct ResumeConfig {
-  // A new stream to the store, within the time.
-  std::function<absl::StatusOr<std::unique_ptr<StoreClient>>(absl::Duration)> connect;
+  // A new stream to the store, within the time, for a session with this context.
+  std::function<absl::StatusOr<std::unique_ptr<StoreClient>>(absl::Duration,
+                                                             const std::string& context)>
+      connect;
   // From a break on; 0: none, the first break is final.
   absl::Duration retry_for = absl::Seconds(30);
   // Of the first connection and Open, breaks included.

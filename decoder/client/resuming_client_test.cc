@@ -89,17 +89,18 @@ class ResumingClientTest : public testing::Test {
   std::unique_ptr<StoreClient> Client(std::deque<FakeStream::Script> scripts,
                                       absl::Duration retry_for = absl::Seconds(20)) {
     auto left = std::make_shared<std::deque<FakeStream::Script>>(std::move(scripts));
-    return MakeResumingClient(
-        {.connect = [this, left](absl::Duration) -> absl::StatusOr<std::unique_ptr<StoreClient>> {
-           ++connects_;
-           if (left->empty()) return absl::UnavailableError("no server");
-           auto stream = std::make_unique<FakeStream>(left->front(), &log_);
-           left->pop_front();
-           return stream;
-         },
-         .retry_for = retry_for,
-         .open_within = absl::Milliseconds(300),
-         .tell = [this](const std::string& what) { told_.push_back(what); }});
+    return MakeResumingClient({.connect = [this, left](absl::Duration, const std::string& context)
+                                   -> absl::StatusOr<std::unique_ptr<StoreClient>> {
+                                 EXPECT_EQ(context, MakeOpen().context());
+                                 ++connects_;
+                                 if (left->empty()) return absl::UnavailableError("no server");
+                                 auto stream = std::make_unique<FakeStream>(left->front(), &log_);
+                                 left->pop_front();
+                                 return stream;
+                               },
+                               .retry_for = retry_for,
+                               .open_within = absl::Milliseconds(300),
+                               .tell = [this](const std::string& what) { told_.push_back(what); }});
   }
   static v1::Open MakeOpen() {
     v1::Open open;

@@ -75,9 +75,10 @@ grpc::ChannelArguments MakeChannelArguments(const std::string& address) {
 class GrpcStoreClient : public StoreClient {
  public:
   GrpcStoreClient(const std::shared_ptr<grpc::Channel>& channel, const std::string& key,
-                  absl::Duration request_timeout)
+                  absl::Duration request_timeout, const std::string& context)
       : stub_(v1::RetrievalService::NewStub(channel)), request_timeout_(request_timeout) {
     if (!key.empty()) context_.AddMetadata("authorization", "Bearer " + key);
+    if (!context.empty()) context_.AddMetadata(kContextMetadata, context);
     stream_ = stub_->Session(&context_);
     reader_ = std::thread([this] { ReadAll(); });
   }
@@ -299,7 +300,8 @@ void GrpcStoreClient::Forget(RequestId id) {
 absl::StatusOr<std::unique_ptr<StoreClient>> ConnectToStore(const std::string& address,
                                                             absl::Duration deadline,
                                                             const ServerLogin& login,
-                                                            absl::Duration request_timeout) {
+                                                            absl::Duration request_timeout,
+                                                            const std::string& context) {
   const absl::Time until = absl::Now() + deadline;
   const std::shared_ptr<grpc::Channel> channel =
       grpc::CreateCustomChannel(address, CredentialsOf(login), MakeChannelArguments(address));
@@ -309,15 +311,15 @@ absl::StatusOr<std::unique_ptr<StoreClient>> ConnectToStore(const std::string& a
                                                ProxyHint(address)));
   }
   absl::StatusOr<std::unique_ptr<StoreClient>> client =
-      OpenStoreChannel(channel, until - absl::Now(), login.key, request_timeout);
+      OpenStoreChannel(channel, until - absl::Now(), login.key, request_timeout, context);
   if (!client.ok()) return Annotate(client.status(), absl::StrCat("connect to ", address));
   return client;
 }
 
 absl::StatusOr<std::unique_ptr<StoreClient>> OpenStoreChannel(
     std::shared_ptr<grpc::Channel> channel, absl::Duration deadline, const std::string& key,
-    absl::Duration request_timeout) {
-  auto client = std::make_unique<GrpcStoreClient>(channel, key, request_timeout);
+    absl::Duration request_timeout, const std::string& context) {
+  auto client = std::make_unique<GrpcStoreClient>(channel, key, request_timeout, context);
   RETURN_IF_ERROR(client->AwaitServer(absl::Now() + deadline));
   return client;
 }

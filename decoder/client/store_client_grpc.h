@@ -22,13 +22,16 @@ namespace carrel::decoder {
 // address: "unix:PATH" or "HOST:PORT". Connects within the deadline or fails.
 // request_timeout: how long each answer is waited for until it begins, and from part to part. The
 // store is told, and leaves what is late; here it is DeadlineExceeded, and the session goes on.
+// context: what is to be opened, for who stands between and chooses a server by it (the metadata kContextMetadata);
+// empty: nothing is said.
 absl::StatusOr<std::unique_ptr<StoreClient>> ConnectToStore(
     const std::string& address, absl::Duration deadline, const ServerLogin& login = {},
-    absl::Duration request_timeout = absl::InfiniteDuration());
+    absl::Duration request_timeout = absl::InfiniteDuration(), const std::string& context = "");
+inline constexpr char kContextMetadata[] = "carrel-context-bin";
 
 // The same over a channel that exists. key: presented; empty: none.
 absl::StatusOr<std::unique_ptr<StoreClient>> OpenStoreChannel(
     std::shared_ptr<grpc::Channel> channel, absl::Duration deadline, const std::string& key = "",
-    absl::Duration request_timeout = absl::InfiniteDuration());
+    absl::Duration request_timeout = absl::InfiniteDuration(), const std::string& context = "");
 
 }  // namespace carrel::decoder

@@ -35,12 +35,22 @@ class ScriptedStore : public v1::RetrievalService::Service {
   ~ScriptedStore() override { server_->Shutdown(std::chrono::system_clock::now()); }
 
   absl::StatusOr<std::unique_ptr<StoreClient>> Client(
-      absl::Duration deadline = kLong, absl::Duration request_timeout = absl::InfiniteDuration()) {
-    return OpenStoreChannel(server_->InProcessChannel({}), deadline, "", request_timeout);
+      absl::Duration deadline = kLong, absl::Duration request_timeout = absl::InfiniteDuration(),
+      const std::string& context = "") {
+    return OpenStoreChannel(server_->InProcessChannel({}), deadline, "", request_timeout, context);
   }
-  grpc::Status Session(grpc::ServerContext*, Stream* stream) override { return script_(stream); }
+  // What the last session presented as its context; empty: nothing.
+  std::string context() const { return context_; }
+  grpc::Status Session(grpc::ServerContext* call, Stream* stream) override {
+    const auto found = call->client_metadata().find(kContextMetadata);
+    if (found != call->client_metadata().end()) {
+      context_.assign(found->second.data(), found->second.size());
+    }
+    return script_(stream);
+  }
 
  private:
+  std::string context_;
   const Script script_;
   std::unique_ptr<grpc::Server> server_;
 };
@@ -153,6 +163,47 @@ TEST(StoreClient, LateReply_IsGivenUpAndTheSessionGoesOn) {
   EXPECT_EQ(reply->query().layer(), 5u);
   client->reset();
   EXPECT_THAT(told, testing::ElementsAre(20'000, 20'000));
+}
+
+// By it who stands between chooses a server; names may have any characters.
+TEST(StoreClient, TheContext_IsInTheMetadataOfTheCall) {
+  for (const std::string name : {"", "report",
+                                 "B\xc3\xbc"
+                                 "cher, erster Teil"}) {
+    ScriptedStore store([](Stream* stream) {
+      AcceptOpen(stream);
+      return grpc::Status::OK;
+    });
+    auto client = store.Client(kLong, absl::InfiniteDuration(), name);
+    CARREL_ASSERT_OK(client);
+    CARREL_ASSERT_OK((*client)->Open(MakeOpen()));
+    EXPECT_EQ(store.context(), name);
+  }
+}
+
+// Each word of it is heard: the store is not late.
+TEST(StoreClient, AStoreThatBringsTheContextFirst_IsWaitedFor) {
+  ScriptedStore store([](Stream* stream) {
+    stream->SendInitialMetadata();
+    const v1::SessionRequest request = Read(stream);
+    v1::SessionReply reply;
+    reply.set_request_id(request.request_id());
+    for (int i = 0; i < 8; ++i) {
+      absl::SleepFor(absl::Milliseconds(500));
+      reply.mutable_fetching()->set_bytes(i);
+      reply.mutable_fetching()->set_of(8);
+      stream->Write(reply);
+    }
+    reply.set_last(true);
+    reply.mutable_open()->set_tokens(123);
+    stream->Write(reply);
+    return grpc::Status::OK;
+  });
+  auto client = store.Client(kLong, absl::Milliseconds(1500));
+  CARREL_ASSERT_OK(client);
+  const auto opened = (*client)->Open(MakeOpen());
+  CARREL_ASSERT_OK(opened);
+  EXPECT_EQ(opened->tokens(), 123);
 }
 
 TEST(StoreClient, RefusedOpen_KeepsItsCode) {

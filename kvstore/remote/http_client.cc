@@ -127,7 +127,8 @@ void SetUp(CURL* curl, Transfer& transfer) {
   curl_easy_setopt(curl, CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1);
   curl_easy_setopt(curl, CURLOPT_BUFFERSIZE, 256L << 10);
   curl_easy_setopt(curl, CURLOPT_UPLOAD_BUFFERSIZE, 256L << 10);
-  curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT_MS, 10000L);
+  curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT_MS,
+                   std::min(10000L, static_cast<long>(Milliseconds(request.stall))));
   curl_easy_setopt(curl, CURLOPT_TIMEOUT_MS, Milliseconds(request.deadline));
   curl_easy_setopt(curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
   curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME, std::max(1L, Milliseconds(request.stall) / 1000));

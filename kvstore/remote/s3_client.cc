@@ -197,7 +197,8 @@ S3Client::Outcome S3Client::Attempt(const Operation& operation) {
       .body = operation.body,
       .most_bytes = operation.most_bytes,
       .deadline = absl::Minutes(1) + absl::Seconds(operation.moves / kSlowestBytesPerSecond),
-      .stall = operation.stall,
+      // Who wants to know soon does not wait for a server that says nothing.
+      .stall = std::min(operation.stall, config_.retry.deadline),
       .cancelled = cancelled_};
   if (operation.sink != nullptr) {
     http.sink = [&](absl::string_view bytes) {

@@ -107,6 +107,24 @@ TEST_F(S3ClientTest, FailuresForNow_AreTriedAgain) {
   EXPECT_EQ(fake_.requests(), before + 1);
 }
 
+// Who gives a short deadline is told soon, whatever one attempt might take.
+TEST_F(S3ClientTest, AServerThatSaysNothing_IsGivenUpWithTheDeadline) {
+  CARREL_ASSERT_OK(client_->Put("k", "one"));
+  std::atomic<bool> given_up{false}, waited_for{false};
+  fake_.Intercept([&](const FakeRequest&) -> std::optional<FakeReply> {
+    for (int i = 0; i < 2000 && !given_up; ++i) absl::SleepFor(absl::Milliseconds(10));
+    waited_for = !given_up;
+    return std::nullopt;
+  });
+  S3Config config = TestConfig(fake_.endpoint());
+  config.retry.deadline = absl::Seconds(2);
+  const auto client = S3Client::Create(config, GivenCredentials(kTestCredentials));
+  CARREL_ASSERT_OK(client);
+  EXPECT_FALSE((*client)->Read("k", 9).ok());
+  given_up = true;
+  EXPECT_FALSE(waited_for);
+}
+
 TEST_F(S3ClientTest, ConnectionThatBreaks_GoesOnBehindWhatCame) {
   const std::string bytes(100'000, 'x');
   CARREL_ASSERT_OK(client_->Put("k", bytes + "end"));

@@ -175,7 +175,35 @@ class Cores(Section):
         return table(["", *(f"{n} threads" for n in threads), "times"], rows)
 
 
-KINDS = {"plans": Plans, "ways": Ways, "promises": Promises, "cores": Cores}
+class Choices(Section):
+    """bench/tasks/choice_bench: what each method's choice of rows is worth on the same queries."""
+    title, command = "What methods choose, on the same queries", "./run bench choices MODEL STORE CONTEXT QUESTIONS ROWS,.. METHOD..."
+    text = ("Queries of dense decoding's answers to five questions; means over layers and tokens. Recall: the share of as many rows "
+            "with the largest exact scores that a method found; mass: the share of the softmax that its rows carry, with sink, local "
+            "and new ones; error: of attention's output, relative to dense. `exact` is the best that a choice can do, and still leaves "
+            "an error: what was not chosen is missing. `term` is the same with the estimation term, `balanced` the rows that the "
+            "context's plan gives each KV head. That is where methods differ: codes compared by "
+            "signs alone, few channels, blocks, pages and means of chunks find a quarter to a half of the best rows, and none counts the rest.")
+
+    def table(self):
+        counts = sorted({line["rows"] for line in self.lines if line["rows"]})
+        rows = []
+        for (method,), group in grouped(self.lines, "method").items():
+            by = {line["rows"]: line for line in group}
+            cells = []
+            for count in counts:
+                line = by.get(count)
+                cells += [f"{line['recall']:.2f}", f"{line['mass']:.3f}", f"{line['error']:.3f}"] if line else ["-", "-", "-"]
+            if 0 in by:
+                line = by[0]
+                cells[-3:] = [f"{line['recall']:.2f}", f"{line['mass']:.3f}", f"{line['error']:.3f}"]
+                method = f"{method} ({line['attended']:.0f} rows)"
+            rows.append([method, *cells])
+        heads = [f"{count} rows: {name}" for count in counts for name in ("recall", "mass", "error")]
+        return table(["method", *heads], rows)
+
+
+KINDS = {"choices": Choices, "plans": Plans, "ways": Ways, "promises": Promises, "cores": Cores}
 
 
 def joined(words):

@@ -144,6 +144,7 @@ TEST_F(ResidenceTest, HoweverManyAsk_ItIsBroughtOnce) {
   const int64_t requests = fake_.requests();
   CARREL_EXPECT_OK(residence_->BringAndWait("report"));
   EXPECT_EQ(fake_.requests(), requests);
+  fake_.Intercept(nullptr);
 }
 
 TEST_F(ResidenceTest, WithoutRoom_WhatWasOpenedLongestAgoGoes) {
@@ -278,6 +279,7 @@ TEST_F(ResidenceTest, AnInterruptedPull_GoesOnWhereItWas) {
   fails = false;
   CARREL_ASSERT_OK(residence_->BringAndWait("report"));
   CARREL_EXPECT_OK(CheckTestContext(*here_, {.name = "report", .seed = 1}));
+  fake_.Intercept(nullptr);
 }
 
 // What was brought before counts.

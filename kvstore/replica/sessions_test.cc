@@ -119,6 +119,7 @@ TEST_F(ReplicaSessionsTest, WhoLeaves_IsNotWaitedFor) {
   while (residence_->Statistics().pulls == 0) absl::SleepFor(absl::Milliseconds(5));
   WireSession another(channel_);
   another.Open(context_->Opening());
+  fake_.Intercept(nullptr);
 }
 
 TEST_F(ReplicaSessionsTest, ADeadline_CountsNotWhatIsFetched) {
@@ -138,6 +139,7 @@ TEST_F(ReplicaSessionsTest, ADeadline_CountsNotWhatIsFetched) {
   const Parts parts = session.Receive(1);
   ASSERT_FALSE(parts.empty());
   EXPECT_TRUE(parts.back().has_open()) << parts.back().ShortDebugString();
+  fake_.Intercept(nullptr);
 }
 
 }  // namespace

@@ -180,7 +180,7 @@ class Choices(Section):
     title, command = "What methods choose, on the same queries", "./run bench choices MODEL STORE CONTEXT QUESTIONS ROWS,.. METHOD..."
     text = ("Queries of dense decoding's answers to five questions; means over layers and tokens. Recall: the share of as many rows "
             "with the largest exact scores that a method found; mass: the share of the softmax that its rows carry, with sink, local "
-            "and new ones; error: of attention's output, relative to dense. `exact` is the best that a choice can do, and still leaves "
+            "and new ones; error: of attention's output, relative to dense.\n\n`exact` is the best that a choice can do, and still leaves "
             "an error: what was not chosen is missing. `term` is the same with the estimation term, `balanced` the rows that the "
             "context's plan gives each KV head. That is where methods differ: codes compared by "
             "signs alone, few channels, blocks, pages and means of chunks find a quarter to a half of the best rows, and none counts the rest.")

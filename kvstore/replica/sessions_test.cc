@@ -8,6 +8,7 @@
 #include "kvstore/remote/push.h"
 #include "kvstore/remote/remote_test_util.h"
 #include "kvstore/replica/residence.h"
+#include "kvstore/service/context_client.h"
 #include "kvstore/service/server.h"
 #include "kvstore/service/service_test_util.h"
 #include "kvstore/storage/store.h"
@@ -88,6 +89,21 @@ TEST_F(ReplicaSessionsTest, ManyAskForAContextThatIsNotHere_AllAreAnsweredByOneP
   EXPECT_EQ(opened, kSessions);
   EXPECT_GT(told, 0);
   EXPECT_EQ(residence_->Statistics().pulls, 1);
+}
+
+// What lies here is the bucket's: who deleted or brought one here would make the two differ.
+TEST_F(ReplicaSessionsTest, DeletingAndBringingHere_AreRefused) {
+  WireSession session(channel_);
+  session.Open(context_->Opening());
+  session.Cancel();
+  ContextClient client(channel_, "replica", absl::Seconds(30));
+  EXPECT_THAT(client.Delete("report"),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "those of a bucket"));
+  const auto nothing = [](int64_t) -> absl::StatusOr<absl::string_view> { return "x"; };
+  EXPECT_THAT(client.Import("other", nothing, [](int64_t, int64_t) {}),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "those of a bucket"));
+  WireSession again(channel_);
+  again.Open(context_->Opening());
 }
 
 TEST_F(ReplicaSessionsTest, NoSuchContext_EndsTheSession) {

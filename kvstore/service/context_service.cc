@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/status.h"
 #include "common/thrown.h"
 #include "kvstore/service/convert.h"
@@ -10,6 +11,14 @@
 #include "kvstore/storage/store.h"
 
 namespace carrel::kvstore {
+namespace {
+
+absl::Status OfSource(absl::string_view what) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      what, ": this server's contexts are those of a bucket: push and rm do it there"));
+}
+
+}  // namespace
 
 absl::StatusOr<Visit> ContextServiceImpl::Begin(grpc::CallbackServerContext* context,
                                                 absl::string_view rpc, const std::string& name) {
@@ -137,7 +146,9 @@ grpc::ServerWriteReactor<v1::ExportPiece>* ContextServiceImpl::Export(
 
 grpc::ServerBidiReactor<v1::ImportRequest, v1::ImportReply>* ContextServiceImpl::Import(
     grpc::CallbackServerContext* context) {
-  return StartImport(engine_, transfers_, context, Begin(context, "ContextService.Import", ""));
+  absl::StatusOr<Visit> visit = Begin(context, "ContextService.Import", "");
+  if (visit.ok() && of_source_) visit = OfSource("import");
+  return StartImport(engine_, transfers_, context, std::move(visit));
 }
 
 grpc::ServerUnaryReactor* ContextServiceImpl::Delete(grpc::CallbackServerContext* context,
@@ -145,7 +156,8 @@ grpc::ServerUnaryReactor* ContextServiceImpl::Delete(grpc::CallbackServerContext
                                                      v1::DeleteResponse*) {
   return Run(context, "ContextService.Delete", request->name(), [this](const Visit& visit) {
     const absl::StatusOr<v1::Manifest> manifest = engine_->Get(visit.lookup_name());
-    const absl::Status status = engine_->Delete(visit.lookup_name());
+    const absl::Status status =
+        of_source_ ? OfSource("delete") : engine_->Delete(visit.lookup_name());
     visit.Log("delete", visit.Told(status), manifest.ok() ? FactsOf(*manifest) : ContextFacts());
     return status;
   });

@@ -15,9 +15,10 @@ namespace carrel::kvstore {
 
 class ContextServiceImpl : public v1::ContextService::CallbackService {
  public:
-  // All outlive this.
-  ContextServiceImpl(Engine* engine, Admission* admission, TransferRegistry* transfers)
-      : engine_(engine), admission_(admission), transfers_(transfers) {}
+  // All outlive this. of_source: contexts come and go by a ContextSource alone, nobody brings or deletes one here.
+  ContextServiceImpl(Engine* engine, Admission* admission, TransferRegistry* transfers,
+                     bool of_source)
+      : engine_(engine), admission_(admission), transfers_(transfers), of_source_(of_source) {}
 
   grpc::ServerUnaryReactor* List(grpc::CallbackServerContext* context,
                                  const v1::ListRequest* request, v1::ListResponse* reply) override;
@@ -52,6 +53,7 @@ class ContextServiceImpl : public v1::ContextService::CallbackService {
   Engine* const engine_;
   Admission* const admission_;
   TransferRegistry* const transfers_;
+  const bool of_source_;
 };
 
 }  // namespace carrel::kvstore

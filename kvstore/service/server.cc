@@ -93,7 +93,7 @@ class GrpcServer : public Server {
                    config.audit),
         retrieval_(engine, config.source, &registry_, &admission_),
         transfers_(config.limits),
-        contexts_(engine, &admission_, &transfers_),
+        contexts_(engine, &admission_, &transfers_, config.source != nullptr),
         transport_bytes_(std::max(kLeastTransportBytes, engine->config().request_budget_bytes)) {}
   ~GrpcServer() override { Drain(absl::ZeroDuration()); }
 

@@ -93,9 +93,7 @@ TEST_F(ReplicaSessionsTest, ManyAskForAContextThatIsNotHere_AllAreAnsweredByOneP
 
 // What lies here is the bucket's: who deleted or brought one here would make the two differ.
 TEST_F(ReplicaSessionsTest, DeletingAndBringingHere_AreRefused) {
-  WireSession session(channel_);
-  session.Open(context_->Opening());
-  session.Cancel();
+  CARREL_ASSERT_OK(residence_->BringAndWait("report"));
   ContextClient client(channel_, "replica", absl::Seconds(30));
   EXPECT_THAT(client.Delete("report"),
               StatusIs(absl::StatusCode::kFailedPrecondition, "those of a bucket"));

@@ -1,5 +1,6 @@
 // What: a bucket of this process with jobs in it, a clock that a test sets, and somebody who makes small contexts
 //       instead of prefilling. Tests only.
+// Ownership: the bucket outlives the runner, which outlives what it prepares.
 #pragma once
 
 #include <atomic>

@@ -145,12 +145,7 @@ void ReadAgain(const Door& door) {
 
 // Who follows the jobs that documents become; without --jobs they are prefilled here.
 absl::Status OpenJobs(ApiFlags& flags) {
-  if (flags.jobs.remote.empty()) {
-    if (flags.jobs.nats.empty() && flags.jobs.nats_credentials.empty()) {
-      return flags.jobs.bucket.RefuseWithoutBucket();
-    }
-    return absl::InvalidArgumentError("--nats is of --jobs s3://BUCKET/PREFIX");
-  }
+  if (flags.jobs.remote.empty()) return flags.jobs.bucket.RefuseWithoutBucket();
   RETURN_IF_ERROR(Annotate(flags.jobs.Validate(), "--jobs"));
   if (flags.retrieval.store.server.empty()) {
     return absl::InvalidArgumentError(
@@ -239,6 +234,15 @@ void DeclareSequences(CLI::App& command, ApiFlags& flags) {
       ->capture_default_str();
 }
 
+// Who prefills what clients bring, if not this process.
+void DeclareJobs(CLI::App& command, ApiFlags& flags) {
+  command.add_option("--jobs", flags.jobs.remote,
+                     "s3://BUCKET/PREFIX: documents that clients bring are prefilled by carrel "
+                     "worker into this bucket, whose contexts --server has");
+  flags.jobs.DeclareDoorbell(command);
+  flags.jobs.bucket.Declare(command);
+}
+
 // Who may come, and how many.
 void DeclareDoor(CLI::App& command, ApiFlags& flags) {
   command.add_option("--audit-log", flags.audit_log,
@@ -281,11 +285,7 @@ void AddApi(CLI::App& app, Run& chosen) {
   command.add_option("--keys", flags->keys,
                      "file that says who may do what, as of serve: Authorization: Bearer KEY");
   DeclareDoor(command, *flags);
-  command.add_option("--jobs", flags->jobs.remote,
-                     "s3://BUCKET/PREFIX: documents that clients bring are prefilled by carrel "
-                     "worker into this bucket, whose contexts --server has");
-  flags->jobs.DeclareDoorbell(command);
-  flags->jobs.bucket.Declare(command);
+  DeclareJobs(command, *flags);
   command.add_flag("--read-only", flags->read_only,
                    "--store: take no lock, and no documents; see what others publish");
   command

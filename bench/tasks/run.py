@@ -98,6 +98,8 @@ class Bench:
         if "published" in self.args.settings:
             found += settings.as_published(tokens)
         methods = self.args.methods
+        if self.args.device == "cpu":  # a GPU's prompts attend to every row as they are
+            found = [setting if setting in settings.OURS else settings.dense_prompts(setting) for setting in found]
         return [setting for setting in found if not (setting.cpu_only and self.args.device == "cuda") and
                 (setting in settings.OURS or not methods or setting.name.split(",")[0] in methods)]
 

@@ -32,6 +32,9 @@ foreach(walk IN ITEMS home team using)
   add_test(NAME walk_${walk} COMMAND python3 -B ${CMAKE_CURRENT_SOURCE_DIR}/walks/${walk}.py $<TARGET_FILE:carrel>)
   set_tests_properties(walk_${walk} PROPERTIES LABELS e2e TIMEOUT 900)
 endforeach()
+# Answers have the bits that they have alone, and that they had (tests/bits/known.jsonl).
+add_test(NAME bits COMMAND python3 -B ${CMAKE_CURRENT_SOURCE_DIR}/bits/bits.py $<TARGET_FILE:carrel>)
+set_tests_properties(bits PROPERTIES LABELS e2e TIMEOUT 600)
 # The page of carrel api in a browser: ./run test page, which installs one. Not in ./run test: it waits on what is seen.
 add_test(NAME page COMMAND python3 -B ${CMAKE_CURRENT_SOURCE_DIR}/page/page_test.py $<TARGET_FILE:carrel>)
 set_tests_properties(page PROPERTIES LABELS browser TIMEOUT 600 SKIP_RETURN_CODE 77)

@@ -39,7 +39,8 @@ struct Tally {
     std::string prompt, text, answer;
     std::vector<TokenId> ids;
     double score = 0;
-    std::string logits_sha256;  // of every prompt and generated position's, fp32; empty: not asked for
+    std::string
+        logits_sha256;  // of every prompt and generated position's, fp32; empty: not asked for
   };
   std::vector<Answer> answers;    // all, where `keep` says so
   std::vector<double> scores;     // of each question

@@ -44,6 +44,12 @@ foreach(page IN ITEMS docs/cli.md docs/using.md)
   set_tests_properties("cli_page: ${page}" PROPERTIES LABELS e2e TIMEOUT 60)
 endforeach()
 set_tests_properties("cli_page: docs/using.md" PROPERTIES PASS_REGULAR_EXPRESSION "is not what the program says")
+# docs/decisions/README.md is what the decisions say of themselves, and another page is not.
+foreach(page IN ITEMS docs/decisions/README.md docs/using.md)
+  add_test(NAME "decisions_index: ${page}" COMMAND ${CMAKE_SOURCE_DIR}/tools/decisions-index --check ${CMAKE_SOURCE_DIR}/${page})
+  set_tests_properties("decisions_index: ${page}" PROPERTIES LABELS e2e TIMEOUT 60)
+endforeach()
+set_tests_properties("decisions_index: docs/using.md" PROPERTIES PASS_REGULAR_EXPRESSION "is not what the decisions say")
 # Manual pages and completion tell every flag; they are installed with the program.
 add_test(NAME manual COMMAND python3 -B ${CMAKE_CURRENT_SOURCE_DIR}/manual_test.py $<TARGET_FILE:carrel>)
 set_tests_properties(manual PROPERTIES LABELS e2e TIMEOUT 60)

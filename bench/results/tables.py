@@ -46,9 +46,9 @@ def measured(lines):
     figures = list(dict.fromkeys(name for line in lines for name in line["figures"]))
     machines = ["machine"] if len({line["machine"] for line in lines}) > 1 else []
     rows = [[said(line["what"].get(name, "")) for name in names] + [line["machine"] for _ in machines] +
-            [said(line["figures"].get(name, "-")) for name in figures] for line in lines]
+            [said(line["figures"].get(name)) for name in figures] for line in lines]
     head = names + machines + figures
-    right = [all(re.match(r"[-+−]?[0-9]|-$|$", row[i]) for row in rows) for i in range(len(head))]
+    right = [all(re.match(r"[-+−(]?[0-9]|-$|$", row[i]) for row in rows) for i in range(len(head))]
     made = ["| " + " | ".join(head) + " |", "|" + "".join("---:|" if number else "---|" for number in right)]
     made += ["| " + " | ".join(row) + " |" for row in rows]
     sources = [f"`{command}`; {where(group)}." for (command, _), group in grouped(lines, "command", "machine").items()]
@@ -56,7 +56,7 @@ def measured(lines):
 
 
 def said(value):
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else value
 
 
 def short(model):

@@ -23,6 +23,13 @@ constexpr absl::Duration kKeepTold = absl::Seconds(5);
 // How soon it is seen that a context was closed, which makes room: nobody tells.
 constexpr absl::Duration kRoomEvery = absl::Milliseconds(200);
 
+// That a bucket does not take this server's own credentials is no fault of who asks, nor his to read.
+absl::Status ToldOf(const std::string& name, const absl::Status& status) {
+  if (!absl::IsUnauthenticated(status) && !absl::IsPermissionDenied(status)) return status;
+  return absl::UnavailableError(absl::StrCat(
+      "context \"", Shown(name), "\": the bucket does not take this server's credentials"));
+}
+
 // Of a status: the bucket said nothing of a name, and would not of another.
 constexpr char kNoAnswerUrl[] = "carrel/no-answer";
 
@@ -420,9 +427,10 @@ void Residence::RunPulls() {
     }
     if (!status.ok() && !absl::IsCancelled(status))
       spdlog::warn("pull of {}: {}", Called(pull->name), std::string(status.message()));
+    const absl::Status told = ToldOf(pull->name, status);
     for (const Waiting& one : waiting) {
       if (const auto held = one.handle.lock(); held != nullptr && one.waiter.done) {
-        one.waiter.done(status);
+        one.waiter.done(told);
       }
     }
   }
@@ -512,8 +520,9 @@ absl::StatusOr<v1::Manifest> Residence::Describe(const std::string& name) {
   if (!ValidateContextName(name).ok()) {
     return absl::NotFoundError(absl::StrCat("there is no ", Called(name)));
   }
-  ASSIGN_OR_RETURN(const BoundName bound, names_->ReadName(name));
-  ASSIGN_OR_RETURN(const BucketManifest there, names_->ReadManifestOf(bound));
+  const absl::StatusOr<BoundName> bound = names_->ReadName(name);
+  if (!bound.ok()) return ToldOf(name, bound.status());
+  ASSIGN_OR_RETURN(const BucketManifest there, names_->ReadManifestOf(*bound));
   v1::Manifest manifest;
   if (!manifest.ParseFromString(there.header.manifest)) {
     return absl::DataLossError(absl::StrCat(Called(name), ": its manifest is no Manifest message"));

@@ -94,7 +94,7 @@ TEST_F(WarmTest, Warm_WaitsUntilItIsHere_AndTellsHowFarItIs) {
   std::atomic<int> told{0};
   std::thread waits([&] {
     CARREL_EXPECT_OK(client_->Warm("a", [&](const v1::WarmReply& reply) {
-      if (!reply.here()) EXPECT_LE(reply.bytes(), reply.of());
+      EXPECT_LE(reply.bytes(), reply.of());
       ++told;
       return true;
     }));
@@ -126,11 +126,14 @@ TEST_F(WarmTest, Warm_OfWhatIsNot_OrIsLeft) {
 }
 
 TEST_F(WarmTest, WhatIsElsewhere_IsListedDescribedAndReadWithoutBeingOpened) {
-  const auto listed = client_->List();
-  CARREL_ASSERT_OK(listed);
-  // The first look may still be on its way.
-  while (client_->List()->contexts_size() < 2) absl::SleepFor(absl::Milliseconds(5));
-  for (const auto& context : client_->List()->contexts()) {
+  v1::ListResponse listed;
+  while (listed.contexts_size() < 2) {  // the first look may still be on its way
+    absl::StatusOr<v1::ListResponse> now = client_->List();
+    CARREL_ASSERT_OK(now);
+    listed = *std::move(now);
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  for (const auto& context : listed.contexts()) {
     EXPECT_TRUE(context.elsewhere()) << context.name();
     EXPECT_EQ(context.tokens(), TestContextSpec().tokens);
   }
@@ -138,9 +141,9 @@ TEST_F(WarmTest, WhatIsElsewhere_IsListedDescribedAndReadWithoutBeingOpened) {
   CARREL_ASSERT_OK(described);
   EXPECT_EQ(described->tokens(), TestContextSpec().tokens);
   EXPECT_FALSE(residence_->IsHere("a"));
-  const auto tokens = client_->Tokens("a", described->content_id());
-  CARREL_ASSERT_OK(tokens);
-  EXPECT_EQ(static_cast<int64_t>(tokens->size()), described->tokens());
+  // They are made up: the client holds them against the manifest.
+  EXPECT_THAT(client_->Tokens("a", described->content_id()),
+              StatusIs(StatusCode::kDataLoss, "token ids"));
   EXPECT_TRUE(residence_->IsHere("a")) << "its tokens are read where it lies";
   const auto after = client_->List();
   CARREL_ASSERT_OK(after);

@@ -25,6 +25,8 @@ struct Document {
   std::string index;
   int64_t created_unix_s = 0;
   bool usable = true;  // of this model, as it is opened here; only such are answered from
+  bool resident =
+      true;  // here; else it is brought when somebody asks it, and whether it is usable is known then
 };
 
 // As names of contexts are made of them.

@@ -33,7 +33,7 @@ def clusters(serve=None, api=None, template=None):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="tools/cluster/clusters", description=__doc__, epilog="A list that is not given stays as the file has it.")
+    parser = argparse.ArgumentParser(prog="tools/cluster/clusters.py", description=__doc__, epilog="A list that is not given stays as the file has it.")
     parser.add_argument("--serve", action="append", type=address, metavar="HOST:PORT", help="a replica of `carrel serve`; may be repeated")
     parser.add_argument("--api", action="append", type=address, metavar="HOST:PORT", help="a replica of `carrel api`; may be repeated")
     args = parser.parse_args()

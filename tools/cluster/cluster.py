@@ -287,6 +287,7 @@ class Cluster:
 
     def start_queue(self):
         self.queue_port, monitor = self.ports(), self.ports()
+        self.queue_health = f"http://127.0.0.1:{monitor}/healthz"
         text = (DEPLOY / "nats.conf").read_text()
         for old, new in (("0.0.0.0:4222", f"127.0.0.1:{self.queue_port}"), ("127.0.0.1:8222", f"127.0.0.1:{monitor}"),
                          ("/var/lib/nats", f"{self.folder}/queue/data")):
@@ -294,8 +295,11 @@ class Cluster:
             text = text.replace(old, new)
         config = self.folder / "nats.conf"
         config.write_text(text)
-        process = self.add("queue", [self.parts / "nats-server", "-c", config], {"CARREL_NATS_PASSWORD": self.password})
-        process.until(lambda: fetch(f"http://127.0.0.1:{monitor}/healthz")[0] == 200, "does not answer")
+        self.add("queue", [self.parts / "nats-server", "-c", config], {"CARREL_NATS_PASSWORD": self.password})
+        self.wait_queue()
+
+    def wait_queue(self):
+        self.processes["queue"].until(lambda: fetch(self.queue_health)[0] == 200, "does not answer")
 
     # Replicas.
 

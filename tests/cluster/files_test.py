@@ -86,7 +86,7 @@ class Files(unittest.TestCase):
         for resource in kustomization["resources"]:
             for document in documents(self, DEPLOY / resource):
                 kinds.setdefault(document["kind"], []).append(document)
-        for document in kinds["Deployment"] + kinds["StatefulSet"]:
+        for document in kinds["Deployment"]:
             name, spec = document["metadata"]["name"], document["spec"]["template"]["spec"]
             pods[document["spec"]["template"]["metadata"]["labels"]["app"]] = spec
             self.assertTrue(spec["securityContext"]["runAsNonRoot"], name)

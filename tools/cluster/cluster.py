@@ -289,8 +289,7 @@ class Cluster:
         self.queue_port, monitor = self.ports(), self.ports()
         self.queue_health = f"http://127.0.0.1:{monitor}/healthz"
         text = (DEPLOY / "nats.conf").read_text()
-        for old, new in (("0.0.0.0:4222", f"127.0.0.1:{self.queue_port}"), ("127.0.0.1:8222", f"127.0.0.1:{monitor}"),
-                         ("/var/lib/nats", f"{self.folder}/queue/data")):
+        for old, new in (("0.0.0.0:4222", f"127.0.0.1:{self.queue_port}"), ("127.0.0.1:8222", f"127.0.0.1:{monitor}")):
             assert old in text, old
             text = text.replace(old, new)
         config = self.folder / "nats.conf"
@@ -333,6 +332,26 @@ class Cluster:
     def wait_api(self, i):
         host, port = self.api[i - 1]
         self.processes[f"api{i}"].until(lambda: fetch(f"http://{host}:{port}/health")[0] == 200, "does not answer")
+
+    # Workers.
+
+    def start_worker(self, count=1, more=()):
+        for _ in range(count):
+            i, metrics = len(self.workers) + 1, self.ports()
+            environment = {**self.credentials("worker"), "CARREL_WORKER_MODEL": str(self.model), "CARREL_WORKER_WORK": str(self.folder / f"worker{i}/work"),
+                           "CARREL_WORKER_METRICS": f"127.0.0.1:{metrics}", **self.doorbell(), **dict(more)}
+            process = self.add(f"worker{i}", [self.carrel, "worker", "--config", DEPLOY / "worker.toml"], environment)
+            process.metrics = f"http://127.0.0.1:{metrics}/metrics"
+            self.workers.append(f"worker{i}")
+        for name in self.workers[-count:]:
+            self.wait_worker(name)
+
+    def doorbell(self, of="WORKER"):
+        return {f"CARREL_{of}_NATS": f"nats://carrel:{self.password}@127.0.0.1:{self.queue_port}"} if "queue" in self.processes else {}
+
+    def wait_worker(self, name):
+        process = self.processes[name]
+        process.until(lambda: fetch(process.metrics)[0] == 200, "does not answer")
 
     # The router.
 

@@ -263,7 +263,7 @@ class Cluster:
                            f"-defaultStoreDir={self.folder}/filer", f"-localSocket={self.folder}/filer.sock", *home])
         self.add("s3", [weed, "s3", f"-options={options}/s3.options", f"-port={s3}", f"-config={config}", f"-filer=127.0.0.1:{filer}",
                         f"-localSocket={self.folder}/s3.sock", "-ip.bind=127.0.0.1"])
-        self.endpoint = f"http://127.0.0.1:{s3}"
+        self.endpoint, self.master_address, self.filer_address = f"http://127.0.0.1:{s3}", f"127.0.0.1:{master}", f"127.0.0.1:{filer}"
         self.bucket = Bucket(self.endpoint, "carrel-admin", self.secrets["CHANGE-ADMIN-SECRET"])
         self.bucket_names = ["s3", "filer", *(f"volume{i + 1}" for i in range(volumes)), "master"]
         self.processes["s3"].until(self.bucket.make, "no bucket")

@@ -41,6 +41,16 @@ foreach(page IN ITEMS docs/cli.md docs/using.md)
   set_tests_properties("cli_page: ${page}" PROPERTIES LABELS e2e TIMEOUT 60)
 endforeach()
 set_tests_properties("cli_page: docs/using.md" PROPERTIES PASS_REGULAR_EXPRESSION "is not what the program says")
+# A cluster of deploy/cluster's own files, with the parts that ./run deps cluster fetches; alone, for it is broken on purpose
+# and waits for what comes back.
+add_test(NAME cluster_files COMMAND python3 -B ${CMAKE_CURRENT_SOURCE_DIR}/cluster/files_test.py ${CMAKE_BINARY_DIR})
+set_tests_properties(cluster_files PROPERTIES LABELS "cluster;e2e" TIMEOUT 120)
+if(NOT CARREL_SANITIZE)
+  foreach(part IN ITEMS cluster runbook)
+    add_test(NAME ${part} COMMAND python3 -B ${CMAKE_CURRENT_SOURCE_DIR}/cluster/${part}_test.py $<TARGET_FILE:carrel>)
+    set_tests_properties(${part} PROPERTIES LABELS "cluster;slow" TIMEOUT 600 SKIP_RETURN_CODE 77 RUN_SERIAL ON)
+  endforeach()
+endif()
 # Manual pages and completion tell every flag; they are installed with the program.
 add_test(NAME manual COMMAND python3 -B ${CMAKE_CURRENT_SOURCE_DIR}/manual_test.py $<TARGET_FILE:carrel>)
 set_tests_properties(manual PROPERTIES LABELS e2e TIMEOUT 60)

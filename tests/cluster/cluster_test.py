@@ -11,6 +11,7 @@ is cut ends without its last event, and is given whole when it is asked for agai
 Skipped (exit code 77) where the parts of others are not there: ./run deps cluster. CARREL_CLUSTER_SECONDS: how long each kill is
 watched (default 5; by hand 30 and more); CARREL_SEED: what is drawn. Ends with counts, and with the longest pause of a decoder.
 """
+import json
 import os
 import pathlib
 import random
@@ -63,9 +64,56 @@ def one_machine(cluster, store):
     return asked, answered
 
 
+class Jobs:
+    """Documents that are left for workers while everything is killed: each becomes one context, and its text is one machine's."""
+
+    def __init__(self, cluster):
+        self.cluster, self.given, self.text = cluster, {}, (MODEL / "docs/registry-8k.txt").read_text()
+
+    def submit(self):
+        i = len(self.given)
+        name, document = f"job-{i}", self.cluster.folder / f"job-{i}.txt"
+        document.write_text(self.text[1000 + 900 * i:4500 + 900 * i])
+        self.given[name] = document
+        self.cluster.run("job", "submit", "--remote", URI, "--model", MODEL.name, "--input", document, "--name", name, "--quiet")
+
+    def list(self):
+        return json.loads(self.cluster.run("job", "list", "--remote", URI, "--all", "--json").stdout)["jobs"]
+
+    def at(self, name):
+        """Whether the worker of this name works on one now."""
+        number = f"-{self.cluster.processes[name].process.pid}-"
+        return any(job["state"] == "running" and number in job["worker"] for job in self.list())
+
+    def end(self):
+        """All have ended, each once. Returns what is wrong, as lines."""
+        wait_until(lambda: all(job["state"] in ("done", "dead", "cancelled") for job in self.list()), "jobs end", 240, every=1)
+        jobs, wrong = self.list(), []
+        if sorted(job["name"] for job in jobs) != sorted(self.given):
+            wrong.append(f"jobs {[job['name'] for job in jobs]}, submitted {list(self.given)}")
+        wrong += [f"{job['name']} ended as {job['state']}: {job['reason']}" for job in jobs if job["state"] != "done"]
+        results = [key for key in self.cluster.bucket.keys("contexts/jobs/results/")]
+        if len(results) != len(self.given):
+            wrong.append(f"{len(self.given)} jobs have {len(results)} results")
+        there = json.loads(self.cluster.run("ls", "--store", URI, "--json").stdout)["contexts"]
+        content = {context["name"]: context["content_id"] for context in there}
+        wrong += [f"{job['name']}: its result names {job.get('content_id')}, the bucket has {content.get(job['name'])}" for job in jobs
+                  if job.get("content_id") != content.get(job["name"])]
+        tries = sum(job["tries"] for job in jobs)
+        say(f"{len(jobs)} documents became contexts, in {tries} tries")
+        return wrong
+
+    def check_text(self, name):
+        """The context that a worker made answers as one that this machine makes."""
+        c, store = self.cluster, self.cluster.folder / "made-here"
+        c.run("prefill", "--model", MODEL, "--input", self.given[name], "--store", store, "--name", name, "--quiet")
+        here, there = (decode(c, where, name, TOKENS) for where in (["--store", store], ["--server", c.serve_address]))
+        return [] if here[0] == there[0] and here[0] else [f"{name}: {there} of a worker, {here} of this machine"]
+
+
 class Test:
     def __init__(self, cluster, seed, watch_s):
-        self.cluster, self.seed, self.watch_s, self.tally = cluster, seed, watch_s, Tally()
+        self.cluster, self.seed, self.watch_s, self.tally, self.jobs = cluster, seed, watch_s, Tally(), Jobs(cluster)
         self.ending = threading.Event()
 
     def check(self, true, text):
@@ -116,7 +164,10 @@ class Test:
                    "an answer for each client", 240)
 
     def broken(self, name, again):
-        """kill -9 of one process under way; it comes back, and everybody is answered."""
+        """kill -9 of one process under way; it comes back, and everybody is answered. A document is brought at the same time."""
+        self.jobs.submit()
+        if name in self.cluster.workers:
+            wait_until(lambda: self.jobs.at(name) or self.other_busy(name), f"{name} works", 120, every=0.1)
         with self.tally.lock:
             running = [client for client in self.clients if isinstance(client, Asker) and client.replica in self.addresses(name)]
             cuts = len(self.tally.cuts)
@@ -131,6 +182,12 @@ class Test:
         say(f"killed {name}: {len(running)} answers of it were on their way; answers that were cut ended after {ends or 'none was'}")
         if self.tally.failures:
             raise Failed("see above")
+
+    def other_busy(self, name):
+        """A job went to another worker: one more, for this one."""
+        if any(self.jobs.at(other) for other in self.cluster.workers if other != name):
+            self.jobs.submit()
+        return False
 
     def addresses(self, name):
         if name.startswith("api"):
@@ -155,6 +212,8 @@ class Test:
             self.broken(f"serve{i + 1}", lambda i=i: c.wait_serve(i + 1))
         for i in range(len(c.api)):
             self.broken(f"api{i + 1}", lambda i=i: c.wait_api(i + 1))
+        for name in c.workers:
+            self.broken(name, lambda name=name: c.wait_worker(name))
         self.broken("volume2", lambda: None)
         self.broken("queue", c.wait_queue)
 
@@ -223,16 +282,18 @@ def run(carrel, parts, folder):
         asked, answered = one_machine(cluster, store)
         cluster.start_queue()
         plan = {"CARREL_API_PLAN": "store", "CARREL_API_MODEL_NAME": "demo"}
+        cluster.start_worker(2, more={"CARREL_WORKER_LEASE": "5s", "CARREL_WORKER_POLL": "1s"})
         cluster.start_serve(2)
         cluster.start_api(2, more=plan)
         cluster.start_router()
-        say("bucket, queue, two replicas of serve, two of api and the router answer")
+        say("bucket, queue, two workers, two replicas of serve, two of api and the router answer")
         test.routing()
         test.start_clients(asked, answered)
         test.all_answered()
         test.grow()
         test.kills()
         test.end_clients()
+        test.tally.failures += test.jobs.end() + test.jobs.check_text("job-0")
         test.without_bucket(asked, answered)
         test.report()
         return test.tally.failures

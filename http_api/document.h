@@ -9,6 +9,10 @@
 #include "absl/status/status.h"
 #include "common/ids.h"
 
+namespace carrel::model {
+struct ModelConfig;
+}
+
 namespace carrel::http_api {
 
 enum class DocumentState : uint8_t { kQueued = 0, kPrefilling = 1, kReady = 2, kFailed = 3 };
@@ -26,6 +30,10 @@ struct Document {
   int64_t created_unix_s = 0;
   bool usable = true;  // of this model, as it is opened here; only such are answered from
 };
+
+// InvalidArgument (code context_length_exceeded): it is empty, or leaves the model no room for a question.
+absl::Status CheckDocumentLength(const model::ModelConfig& config,
+                                 const std::vector<TokenId>& tokens);
 
 // As names of contexts are made of them.
 std::string DigestOf(const std::vector<TokenId>& tokens);

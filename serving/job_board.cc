@@ -339,6 +339,11 @@ absl::StatusOr<JobStatus> JobBoard::Cancel(const std::string& id, const std::str
   return JobStatus{.record = *record, .state = bound.end.state, .end = bound.end};
 }
 
+absl::Status JobBoard::RemoveLetter(const std::string& id) {
+  RETURN_IF_ERROR(bucket_.client().Remove(Key("dead", id)));
+  return bucket_.client().Remove(Key("documents", id));
+}
+
 absl::Status JobBoard::PutAway(const BadJob& bad) {
   if (bad.id.empty() || absl::IsFailedPrecondition(bad.error)) return absl::OkStatus();
   if (!absl::IsNotFound(bad.error)) {

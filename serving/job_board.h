@@ -87,6 +87,8 @@ class JobBoard {
   absl::StatusOr<JobStatus> Cancel(const std::string& id, const std::string& reason);
   // The end that is bound; none: the job is open.
   absl::StatusOr<std::optional<JobEnd>> FindEnd(const std::string& id);
+  // Of a job that was given up: its letter and its document go; that it ended stays known.
+  absl::Status RemoveLetter(const std::string& id);
   // A job whose record cannot be read is given up; one whose record is gone leaves the queue.
   absl::Status PutAway(const BadJob& bad);
 

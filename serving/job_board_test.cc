@@ -4,6 +4,7 @@
 #include <random>
 #include <thread>
 
+#include "serving/job_sweep.h"
 #include "serving/serving_test_util.h"
 
 namespace carrel::serving {
@@ -175,6 +176,30 @@ TEST_F(JobBoardTest, WhatIsNoJob_IsNamedAndTheOthersAreThere) {
   CARREL_ASSERT_OK(board.Open(&bad));
   ASSERT_EQ(bad.size(), 1u) << "it is not ours to remove";
   EXPECT_THAT(bad[0].error, StatusIs(StatusCode::kDataLoss, "what-is-this"));
+}
+
+TEST_F(JobBoardTest, ASweep_TakesWhatEndedOrBelongsToNothing_AndSparesWhatWaits) {
+  const JobStatus open = Submit("open", "1"), cancelled = Submit("cancelled", "2"),
+                  dead = Submit("dead", "3"), half = Submit("half", "4");
+  CARREL_ASSERT_OK(board_.Cancel(cancelled.record.id, ""));
+  CARREL_ASSERT_OK(board_.End(dead.record, {.reason = "x"}));
+  CARREL_ASSERT_OK(board_.CleanUp(dead.record, {.reason = "x"}));
+  CARREL_ASSERT_OK(bucket_->client().Remove(board_.QueueKey(half.record)));  // never enqueued
+  const auto swept = [&](absl::Duration grace, bool dry_run) {
+    const auto done = SweepJobs(board_, grace, dry_run);
+    CARREL_CHECK(done.ok());
+    return std::make_pair(done->ended, done->leftovers);
+  };
+  using Counts = std::pair<int64_t, int64_t>;
+  const size_t before = fake_.Objects().size();
+  EXPECT_EQ(swept(absl::Hours(1), false), Counts(0, 0)) << "all is young";
+  fake_.Age(absl::Hours(2));
+  EXPECT_EQ(swept(absl::Hours(1), true), Counts(2, 2));
+  EXPECT_EQ(fake_.Objects().size(), before);
+  EXPECT_EQ(swept(absl::Hours(1), false), Counts(2, 2));
+  EXPECT_EQ(fake_.Objects().size(), 3u) << "record, document and place in the queue of one";
+  EXPECT_EQ(OpenNames(), std::vector<std::string>{"open"});
+  EXPECT_EQ(Submit("cancelled", "2").record.attempt, 1);
 }
 
 TEST_F(JobBoardTest, ADocumentThatIsAnother_IsRefused) {

@@ -126,12 +126,7 @@ absl::StatusOr<bool> Worker::Handle(const OpenJob& job) {
   const JobRecord& record = job.status.record;
   const JobLease& before = job.status.lease;
   if (before.tries >= kMostTries) {
-    RETURN_IF_ERROR(GiveUp(record, before.tries,
-                           before.reason.empty() ? absl::StrCat("worker ", before.worker,
-                                                                " did not come back from "
-                                                                "the last of ",
-                                                                before.tries, " tries")
-                                                 : before.reason));
+    RETURN_IF_ERROR(UsedUp(record, before));
     return true;
   }
   if (config_.jitter > absl::ZeroDuration()) {
@@ -167,29 +162,33 @@ absl::Status Worker::Work(const JobRecord& record, HeldLease& lease) {
   const absl::StatusOr<JobResult> result =
       CatchThrown("a job", [&] { return Compute(record, lease); });
   if (!result.ok()) return Failed(record, lease, result.status());
-  return Finish(record, *result, lease);
+  return Finish(record, *result, lease.taken().tries);
+}
+
+absl::StatusOr<std::unique_ptr<PreparedJob>> Worker::Prepare(const JobRecord& record) {
+  ASSIGN_OR_RETURN(std::string document, board_.ReadDocument(record));
+  return runner_.Prepare(record, std::move(document));
+}
+
+// The job's context, if it is in the bucket; whoever brought it there.
+absl::StatusOr<std::optional<JobResult>> Worker::FindThere(const JobRecord& record,
+                                                           const PreparedJob& prepared) {
+  ASSIGN_OR_RETURN(const std::optional<kvstore::BoundName> bound,
+                   FindSameContext(board_.bucket(), record.name, prepared.token_ids_sha256(),
+                                   prepared.fingerprint()));
+  if (!bound.has_value()) return std::optional<JobResult>();
+  Count([](WorkerStatistics& s) { ++s.found; });
+  return std::optional<JobResult>(JobResult{.content_id = bound->content_id,
+                                            .context_id = bound->context_id,
+                                            .bytes = bound->bytes,
+                                            .tokens = bound->tokens,
+                                            .was_there = true});
 }
 
 absl::StatusOr<JobResult> Worker::Compute(const JobRecord& record, HeldLease& lease) {
-  ASSIGN_OR_RETURN(std::string document, board_.ReadDocument(record));
-  ASSIGN_OR_RETURN(const std::unique_ptr<PreparedJob> prepared,
-                   runner_.Prepare(record, std::move(document)));
-  const auto there = [&]() {
-    return FindSameContext(board_.bucket(), record.name, prepared->token_ids_sha256(),
-                           prepared->fingerprint());
-  };
-  const auto result_of = [](const kvstore::BoundName& bound) {
-    return JobResult{.content_id = bound.content_id,
-                     .context_id = bound.context_id,
-                     .bytes = bound.bytes,
-                     .tokens = bound.tokens,
-                     .was_there = true};
-  };
-  ASSIGN_OR_RETURN(std::optional<kvstore::BoundName> bound, there());
-  if (bound.has_value()) {
-    Count([](WorkerStatistics& s) { ++s.found; });
-    return result_of(*bound);
-  }
+  ASSIGN_OR_RETURN(const std::unique_ptr<PreparedJob> prepared, Prepare(record));
+  ASSIGN_OR_RETURN(std::optional<JobResult> there, FindThere(record, *prepared));
+  if (there.has_value()) return *there;
   const JobControl control{
       .still = [&]() -> absl::Status {
         if (stopping_) return absl::CancelledError("the worker stops");
@@ -199,13 +198,28 @@ absl::StatusOr<JobResult> Worker::Compute(const JobRecord& record, HeldLease& le
   absl::StatusOr<JobResult> result = prepared->Run(control);
   if (!absl::IsAlreadyExists(result.status())) return result;
   // Another worker, whose lease this one took over, may have come first after all.
-  ASSIGN_OR_RETURN(bound, there());
-  if (bound.has_value()) return result_of(*bound);
+  ASSIGN_OR_RETURN(there, FindThere(record, *prepared));
+  if (there.has_value()) return *there;
   return result;
 }
 
-absl::Status Worker::Finish(const JobRecord& record, const JobResult& result,
-                            const HeldLease& lease) {
+// All its tries are used up. The last one may have ended behind its last step but one.
+absl::Status Worker::UsedUp(const JobRecord& record, const JobLease& last) {
+  if (board_.bucket().ReadName(record.name).ok()) {
+    const absl::StatusOr<std::unique_ptr<PreparedJob>> prepared = Prepare(record);
+    if (prepared.ok()) {
+      const absl::StatusOr<std::optional<JobResult>> there = FindThere(record, **prepared);
+      if (there.ok() && there->has_value()) return Finish(record, **there, last.tries);
+    }
+  }
+  return GiveUp(record, last.tries,
+                last.reason.empty()
+                    ? absl::StrCat("worker ", last.worker, " did not come back from the last of ",
+                                   last.tries, " tries")
+                    : last.reason);
+}
+
+absl::Status Worker::Finish(const JobRecord& record, const JobResult& result, int64_t tries) {
   ASSIGN_OR_RETURN(const JobBoard::Bound bound, board_.End(record, {.state = JobState::kDone,
                                                                     .content_id = result.content_id,
                                                                     .context_id = result.context_id,

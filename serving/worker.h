@@ -14,6 +14,8 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -72,7 +74,11 @@ class Worker {
   absl::StatusOr<bool> Handle(const OpenJob& job);
   absl::Status Work(const JobRecord& record, HeldLease& lease);
   absl::StatusOr<JobResult> Compute(const JobRecord& record, HeldLease& lease);
-  absl::Status Finish(const JobRecord& record, const JobResult& result, const HeldLease& lease);
+  absl::StatusOr<std::unique_ptr<PreparedJob>> Prepare(const JobRecord& record);
+  absl::StatusOr<std::optional<JobResult>> FindThere(const JobRecord& record,
+                                                     const PreparedJob& prepared);
+  absl::Status UsedUp(const JobRecord& record, const JobLease& last);
+  absl::Status Finish(const JobRecord& record, const JobResult& result, int64_t tries);
   absl::Status Failed(const JobRecord& record, HeldLease& lease, const absl::Status& error);
   absl::Status GiveUp(const JobRecord& record, int64_t tries, const std::string& reason);
   absl::Status Discard(const JobRecord& record, const JobResult& result);

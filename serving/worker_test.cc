@@ -366,6 +366,26 @@ TEST_F(WorkerTest, AContextThatIsThere_IsTheResult) {
   ExpectDoneOnce(job);
 }
 
+// At the last of its tries, too.
+TEST_F(WorkerTest, AContextOfTheLastTry_IsTheResult) {
+  const auto one = NewWorker("a");
+  const JobRecord job = Submit("report", "1");
+  const JobLease used_up{.worker = "b", .tries = kMostTries - 1, .until = clock_.Now()};
+  ASSERT_TRUE(bucket_->client().Put(board_.LeaseKey(job.id), used_up.Encode()).ok());
+  fake_.Intercept([&](const FakeRequest& request) -> std::optional<FakeReply> {
+    if (request.method != "PUT" || !absl::StartsWith(request.key, "jobs/results/")) {
+      return std::nullopt;
+    }
+    return FakeReply{.status = 403, .body = "<Error><Code>AccessDenied</Code></Error>"};
+  });
+  EXPECT_FALSE(one->worker->Step().ok());
+  fake_.Intercept(nullptr);
+  clock_.Advance(absl::Minutes(41));
+  EXPECT_TRUE(one->Step());
+  ExpectDoneOnce(job);
+  EXPECT_EQ(StatusOf(job).end.tries, kMostTries);
+}
+
 // Killed behind the result: what is left of the open job goes.
 TEST_F(WorkerTest, AJobThatHasEnded_IsCleanedUpAndNotDoneAgain) {
   const auto one = NewWorker("a");

@@ -28,7 +28,7 @@ carrel_test(bucket_cli_test
   SOURCES bucket_fault_test.cc bucket_test.cc
   DEPS carrel_test_cli carrel_kvstore_remote carrel_kvstore_remote_test_util LABELS slow TIMEOUT 900)
 carrel_test(jobs_cli_test
-  SOURCES jobs_test.cc
+  SOURCES jobs_api_test.cc jobs_test.cc
   DEPS carrel_test_cli carrel_kvstore_remote carrel_kvstore_remote_test_util carrel_serving_test_util LABELS slow TIMEOUT 900)
 # People who use the program, step by step; docs/using.md and README.md as typed.
 foreach(walk IN ITEMS home team using)

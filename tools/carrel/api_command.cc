@@ -18,8 +18,10 @@
 #include "http_api/api_service.h"
 #include "kvstore/access/access.h"
 #include "kvstore/access/audit_log.h"
+#include "serving/job_follower.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/config_file.h"
+#include "tools/carrel/job_flags.h"
 #include "tools/carrel/retrieval_flags.h"
 #include "tools/carrel/signal_pipe.h"
 
@@ -28,6 +30,7 @@ namespace {
 
 struct ApiFlags {
   RetrievalFlags retrieval;
+  JobFlags jobs;  // --jobs is its bucket
   http_api::ApiConfig config;
   std::string keys, audit_log;
   bool read_only = false, open_page = false, anyone_may_write = false;
@@ -44,6 +47,12 @@ absl::StatusOr<std::shared_ptr<library::StoreAccess>> OpenFor(const ApiFlags& fl
   if (opened.ok()) return opened;
   return Annotate(opened.status(), "--store (with --read-only it is only read)");
 }
+
+// Who waits for an answer is told soon that the bucket gives none.
+constexpr kvstore::RetryPolicy kSoon = {.attempts = 4,
+                                        .first = absl::Milliseconds(50),
+                                        .most = absl::Milliseconds(500),
+                                        .deadline = absl::Seconds(4)};
 
 // Who may do what here.
 struct Door {
@@ -134,6 +143,28 @@ void ReadAgain(const Door& door) {
   door.access->Reload().IgnoreError();  // it logs
 }
 
+// Who follows the jobs that documents become; without --jobs they are prefilled here.
+absl::Status OpenJobs(ApiFlags& flags) {
+  if (flags.jobs.remote.empty()) {
+    if (flags.jobs.nats.empty() && flags.jobs.nats_credentials.empty()) {
+      return flags.jobs.bucket.RefuseWithoutBucket();
+    }
+    return absl::InvalidArgumentError("--nats is of --jobs s3://BUCKET/PREFIX");
+  }
+  RETURN_IF_ERROR(Annotate(flags.jobs.Validate(), "--jobs"));
+  if (flags.retrieval.store.server.empty()) {
+    return absl::InvalidArgumentError(
+        "--jobs has workers prefill documents into a bucket: it needs --server, a server that has "
+        "the bucket's contexts (carrel serve --remote)");
+  }
+  ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Bucket> bucket, flags.jobs.Open(kSoon));
+  ASSIGN_OR_RETURN(std::unique_ptr<serving::Doorbell> doorbell,
+                   flags.jobs.Doorbell(/*listen=*/false));
+  flags.config.jobs =
+      std::make_shared<serving::JobFollower>(std::move(bucket), std::move(doorbell));
+  return absl::OkStatus();
+}
+
 absl::Status RunApi(ApiFlags& flags) {
   RetrievalFlags& retrieval = flags.retrieval;
   if (retrieval.model_dir.empty()) return absl::InvalidArgumentError("api: --model is required");
@@ -171,6 +202,7 @@ absl::Status RunApi(ApiFlags& flags) {
   ASSIGN_OR_RETURN(SignalPipe signals, flags.keys.empty() && door.audit == nullptr
                                            ? SignalPipe::Catch({SIGTERM, SIGINT})
                                            : SignalPipe::Catch({SIGTERM, SIGINT, SIGHUP}));
+  RETURN_IF_ERROR(OpenJobs(flags));
   ASSIGN_OR_RETURN(std::shared_ptr<library::StoreAccess> store, OpenFor(flags));
   ASSIGN_OR_RETURN(
       std::shared_ptr<library::LoadedModel> model,
@@ -249,6 +281,11 @@ void AddApi(CLI::App& app, Run& chosen) {
   command.add_option("--keys", flags->keys,
                      "file that says who may do what, as of serve: Authorization: Bearer KEY");
   DeclareDoor(command, *flags);
+  command.add_option("--jobs", flags->jobs.remote,
+                     "s3://BUCKET/PREFIX: documents that clients bring are prefilled by carrel "
+                     "worker into this bucket, whose contexts --server has");
+  flags->jobs.DeclareDoorbell(command);
+  flags->jobs.bucket.Declare(command);
   command.add_flag("--read-only", flags->read_only,
                    "--store: take no lock, and no documents; see what others publish");
   command

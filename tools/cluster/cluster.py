@@ -318,12 +318,20 @@ class Cluster:
         process = self.processes[f"serve{i}"]
         process.until(lambda: fetch(process.metrics)[0] == 200, "does not answer")
 
-    def start_api(self, count, cache_bytes="2GB", more=()):
+    def start_api(self, count, cache_bytes="2GB", more=(), over=None):
+        """over: address of who has the contexts (deploy/cluster/api-over-serve.toml); none: each has a cache of its own (api.toml)."""
         for _ in range(count):
             i, port = len(self.api) + 1, self.ports()
-            environment = {**self.credentials("worker"), "CARREL_API_MODEL": str(self.model), "CARREL_API_CACHE": str(self.folder / f"api{i}/cache"),
-                           "CARREL_API_CACHE_BYTES": cache_bytes, "CARREL_API_LISTEN": f"127.0.0.1:{port}", "CARREL_API_INSECURE": "false", **dict(more)}
-            process = self.add(f"api{i}", [self.carrel, "--config", DEPLOY / "api.toml", "api"], environment)
+            environment = {**self.credentials("worker"), **self.doorbell("API"), "CARREL_API_MODEL": str(self.model),
+                           "CARREL_API_LISTEN": f"127.0.0.1:{port}", "CARREL_API_INSECURE": "false",
+                           # Documents, without the token of the page.
+                           "CARREL_API_ANYONE_MAY_ADD_AND_DELETE": "true"}
+            if over is None:
+                environment.update({"CARREL_API_CACHE": str(self.folder / f"api{i}/cache"), "CARREL_API_CACHE_BYTES": cache_bytes})
+            else:
+                environment["CARREL_API_SERVER"] = over
+            config = DEPLOY / ("api.toml" if over is None else "api-over-serve.toml")
+            process = self.add(f"api{i}", [self.carrel, "--config", config, "api"], {**environment, **dict(more)})
             process.metrics = f"http://127.0.0.1:{port}/metrics"
             self.api.append(("127.0.0.1", port))
         for i in range(len(self.api) - count, len(self.api)):

@@ -36,7 +36,7 @@ class JobsTest : public StoreTest {
     return JsonOf(Carrel(InBucket({"job", "status", what, "--remote", kBucketUri, "--json"})));
   }
   bool WaitForState(const std::string& what, const std::string& state) const {
-    return WaitUntil([&] { return StatusOf(what)["state"] == state; }, absl::Minutes(3));
+    return WaitUntil([&] { return StatusOf(what)["state"] == state; }, absl::Minutes(8));
   }
   // In the bucket there is one context of the name, as a job says; it answers as the store's.
   void ExpectThere(const std::string& name, const nlohmann::json& job) {

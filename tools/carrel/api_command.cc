@@ -145,12 +145,7 @@ void ReadAgain(const Door& door) {
 
 // Who follows the jobs that documents become; without --jobs they are prefilled here.
 absl::Status OpenJobs(ApiFlags& flags) {
-  if (flags.jobs.remote.empty()) {
-    if (flags.jobs.nats.empty() && flags.jobs.nats_credentials.empty()) {
-      return flags.jobs.bucket.RefuseWithoutBucket();
-    }
-    return absl::InvalidArgumentError("--nats is of --jobs s3://BUCKET/PREFIX");
-  }
+  if (flags.jobs.remote.empty()) return flags.jobs.bucket.RefuseWithoutBucket();
   RETURN_IF_ERROR(Annotate(flags.jobs.Validate(), "--jobs"));
   if (flags.retrieval.store.server.empty()) {
     return absl::InvalidArgumentError(

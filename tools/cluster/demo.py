@@ -40,15 +40,15 @@ def bring(cluster):
     began, shown = time.monotonic(), ""
     call(cluster, "POST", f"/v1/contexts?name={NAME}", document.read_bytes(), "text/plain")
     while True:
-        state = call(cluster, "GET", f"/v1/contexts/{NAME}")[1]
-        status = state.get("status")
-        if status == "ready":
+        found = call(cluster, "GET", f"/v1/contexts/{NAME}")[1]
+        state = found["state"]
+        if state == "ready":
             break
-        if status not in ("queued", "running", "waiting", "prefilling") or time.monotonic() - began > 300:
-            raise Failed(f"the document did not become a context: {state}")
-        if status != shown:
-            say(f"   {status}")
-            shown = status
+        if state == "failed" or time.monotonic() - began > 300:
+            raise Failed(f"the document did not become a context: {found}")
+        if state != shown:
+            say(f"   {state}")
+            shown = state
         time.sleep(0.3)
     say(f"   a context of the bucket after {time.monotonic() - began:.1f} s; nobody has it yet")
 

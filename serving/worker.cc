@@ -139,7 +139,6 @@ absl::StatusOr<bool> Worker::Handle(const OpenJob& job) {
     ++s.taken;
     s.running = true;
   });
-  Say(absl::StrFormat("%s: taken (try %d of %d)", Label(record), lease->taken().tries, kMostTries));
   const absl::Time begun = SteadyNow();
   const absl::Status status = Work(record, *lease);
   Count([&](WorkerStatistics& s) {
@@ -159,6 +158,7 @@ absl::Status Worker::Work(const JobRecord& record, HeldLease& lease) {
     runner_.Forget(record);
     return board_.CleanUp(record, *end);
   }
+  Say(absl::StrFormat("%s: taken (try %d of %d)", Label(record), lease.taken().tries, kMostTries));
   const absl::StatusOr<JobResult> result =
       CatchThrown("a job", [&] { return Compute(record, lease); });
   if (!result.ok()) return Failed(record, lease, result.status());

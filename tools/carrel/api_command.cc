@@ -234,6 +234,15 @@ void DeclareSequences(CLI::App& command, ApiFlags& flags) {
       ->capture_default_str();
 }
 
+// Who prefills what clients bring, if not this process.
+void DeclareJobs(CLI::App& command, ApiFlags& flags) {
+  command.add_option("--jobs", flags.jobs.remote,
+                     "s3://BUCKET/PREFIX: documents that clients bring are prefilled by carrel "
+                     "worker into this bucket, whose contexts --server has");
+  flags.jobs.DeclareDoorbell(command);
+  flags.jobs.bucket.Declare(command);
+}
+
 // Who may come, and how many.
 void DeclareDoor(CLI::App& command, ApiFlags& flags) {
   command.add_option("--audit-log", flags.audit_log,
@@ -276,11 +285,7 @@ void AddApi(CLI::App& app, Run& chosen) {
   command.add_option("--keys", flags->keys,
                      "file that says who may do what, as of serve: Authorization: Bearer KEY");
   DeclareDoor(command, *flags);
-  command.add_option("--jobs", flags->jobs.remote,
-                     "s3://BUCKET/PREFIX: documents that clients bring are prefilled by carrel "
-                     "worker into this bucket, whose contexts --server has");
-  flags->jobs.DeclareDoorbell(command);
-  flags->jobs.bucket.Declare(command);
+  DeclareJobs(command, *flags);
   command.add_flag("--read-only", flags->read_only,
                    "--store: take no lock, and no documents; see what others publish");
   command

@@ -25,7 +25,7 @@ carrel_test(fault_test
   SOURCES fault_test.cc serve_fault_test.cc transfer_fault_test.cc
   DEPS carrel_test_cli carrel_kvstore_storage carrel_proto LABELS slow TIMEOUT 900)
 carrel_test(bucket_cli_test
-  SOURCES bucket_fault_test.cc bucket_test.cc
+  SOURCES bucket_fault_test.cc bucket_test.cc replica_api_test.cc routing_test.cc
   DEPS carrel_test_cli carrel_kvstore_remote carrel_kvstore_remote_test_util LABELS slow TIMEOUT 900)
 carrel_test(jobs_cli_test
   SOURCES jobs_api_test.cc jobs_test.cc

@@ -99,17 +99,13 @@ class JobDocuments final : public Documents {
   }
 
   absl::Status Delete(const std::string& name) override {
-    const std::optional<serving::JobStatus> job = jobs_->Find(name);
-    if (job.has_value() && job->state != serving::JobState::kDone) {
-      RETURN_IF_ERROR(jobs_->Remove(name, "cancelled"));
-      if (!job->ended()) CountDocument("cancelled");
-      return absl::OkStatus();
-    }
+    const absl::StatusOr<serving::JobStatus> job = jobs_->Remove(name, "cancelled");
+    if (!job.ok() && !absl::IsNotFound(job.status())) return job.status();
+    if (job.ok() && job->state == serving::JobState::kCancelled) CountDocument("cancelled");
+    if (job.ok() && job->state != serving::JobState::kDone) return absl::OkStatus();
+    // Also one that was done since it was looked at last.
     RETURN_IF_ERROR(answerer_->Close(name));
-    const absl::Status removed = kvstore::RemoveContext(jobs_->bucket(), name).status();
-    if (!removed.ok() && !absl::IsNotFound(removed)) return removed;
-    if (job.has_value()) (void)jobs_->Remove(name, "deleted");
-    return removed;
+    return kvstore::RemoveContext(jobs_->bucket(), name).status();
   }
 
   absl::Status Watch(const std::string& name, Watcher watcher) override {

@@ -90,9 +90,10 @@ void JobFollower::Ask() {
     const absl::Status may = CatchThrown("jobs", [&, ask = &still] { return (*ask)(); });
     if (may.ok()) continue;
     spdlog::warn("job of {}: given up: {}", name, std::string(may.message()));
-    const absl::Status gone = Remove(
-        name,
-        absl::StrCat("context \"", name, "\": the key that brought it may not bring it any more"));
+    const absl::Status gone =
+        Remove(name, absl::StrCat("context \"", name,
+                                  "\": the key that brought it may not bring it any more"))
+            .status();
     if (!gone.ok()) spdlog::warn("job of {}: {}", name, std::string(gone.message()));
   }
 }
@@ -252,7 +253,7 @@ std::vector<JobRecord> JobFollower::WithoutPlace() const {
   return records;
 }
 
-absl::Status JobFollower::Remove(const std::string& name, const std::string& reason) {
+absl::StatusOr<JobStatus> JobFollower::Remove(const std::string& name, const std::string& reason) {
   const std::optional<JobStatus> found = Find(name);
   if (!found.has_value()) return NoJob(name);
   const std::string& id = found->record.id;
@@ -264,10 +265,10 @@ absl::Status JobFollower::Remove(const std::string& name, const std::string& rea
   }
   absl::MutexLock lock(&mu_);
   const auto there = jobs_.find(name);
-  if (there == jobs_.end() || there->second.status.record.id != id) return absl::OkStatus();
-  Update(now);
-  if (now.state != JobState::kDone || found->ended()) jobs_.erase(there);
-  return absl::OkStatus();
+  if (there == jobs_.end() || there->second.status.record.id != id) return now;
+  Update(now);  // who watches is told
+  jobs_.erase(there);
+  return now;
 }
 
 absl::Status JobFollower::Watch(const std::string& name, JobWatcher watcher) {

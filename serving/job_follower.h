@@ -63,8 +63,9 @@ class JobFollower {
   // Open jobs for which this process holds no place.
   std::vector<JobRecord> WithoutPlace() const;
 
-  // An open one ends; of a dead one its letter goes. What was done is forgotten here. NotFound: none of it.
-  absl::Status Remove(const std::string& name, const std::string& reason);
+  // An open one ends; of a dead one its letter goes. What was done is forgotten here, and its context stays. Returns
+  // how it ended, which may be otherwise than it was seen last. NotFound: there is none.
+  absl::StatusOr<JobStatus> Remove(const std::string& name, const std::string& reason);
   // Tells how it is now, and then until it has ended. NotFound: there is none.
   absl::Status Watch(const std::string& name, JobWatcher watcher);
 

@@ -226,7 +226,7 @@ absl::Status Worker::Finish(const JobRecord& record, const JobResult& result, in
                                                                     .bytes = result.bytes,
                                                                     .tokens = result.tokens,
                                                                     .worker = config_.lease.worker,
-                                                                    .tries = lease.taken().tries,
+                                                                    .tries = tries,
                                                                     .ended = board_.Now()}));
   runner_.Forget(record);
   if (!bound.ours && bound.end.content_id != result.content_id) {

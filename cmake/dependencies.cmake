@@ -19,6 +19,7 @@ pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET sentencepiece)
 pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
 pkg_check_modules(curl REQUIRED IMPORTED_TARGET libcurl)
 pkg_check_modules(expat REQUIRED IMPORTED_TARGET expat)
+pkg_check_modules(nats REQUIRED IMPORTED_TARGET libnats)
 pkg_check_modules(openblas REQUIRED IMPORTED_TARGET openblas)
 find_library(FAISS_LIBRARY_FILE faiss REQUIRED)
 # Static: its own needs are stated so that they come after it on the link line.

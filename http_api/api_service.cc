@@ -26,6 +26,7 @@
 #include "http_api/contexts_api.h"
 #include "http_api/document_body.h"
 #include "http_api/http_message.h"
+#include "http_api/job_documents.h"
 #include "http_api/page.h"
 #include "http_api/still_allowed.h"
 #include "http_api/turn_pool.h"
@@ -126,6 +127,12 @@ class OpenAiService final : public ApiService {
         return ChatProbe(chat_.get(), *model_->checkpoint().tokenizer, document);
       };
       ASSIGN_OR_RETURN(documents_, Documents::Create(documents, model_, store_, answerer_.get()));
+      if (config_.jobs != nullptr) {
+        documents_ = MakeJobDocuments({.model_name = config_.model_name,
+                                       .index = documents.index,
+                                       .max_queued = documents.max_queued},
+                                      std::move(documents_), config_.jobs, model_, answerer_.get());
+      }
     }
     prepare_ = std::make_unique<TurnPool>(TurnQueueConfig{.places = kPreparing,
                                                           .waiting = config_.answerer.max_waiting,
@@ -511,7 +518,8 @@ class OpenAiService final : public ApiService {
     }
     json may = {{"rights", std::move(rights)},
                 {"key", config_.access->has_keys() ? json(who.name()) : json()},
-                {"takes_documents", documents_ != nullptr && config_.documents.writable}};
+                {"takes_documents",
+                 documents_ != nullptr && (config_.documents.writable || config_.jobs != nullptr)}};
     reply.Send(
         200, kJson,
         DumpJson(json{{"object", "list"}, {"data", std::move(data)}, {"carrel", std::move(may)}}));

@@ -33,6 +33,10 @@ class Access;
 class AuditLog;
 }  // namespace carrel::kvstore
 
+namespace carrel::serving {
+class JobFollower;
+}
+
 namespace carrel::http_api {
 
 struct ApiConfig {
@@ -44,6 +48,9 @@ struct ApiConfig {
   std::string model_path;                   // for its chat template
   std::shared_ptr<kvstore::Access> access;  // not null
   kvstore::AuditLog* audit = nullptr;       // null: none; outlives the service
+  // Documents that clients bring become jobs of a bucket, of which the store has the contexts; null: the store makes
+  // them.
+  std::shared_ptr<serving::JobFollower> jobs;
   std::string token_file;  // where its owner finds the token, for messages; empty: nowhere
   bool insecure = false;   // others may reach it all the same
   // Whether what this server is to have is here: what GET /ready says; null: it is.

@@ -197,6 +197,7 @@ Documents::Bringer BroughtBy(const std::shared_ptr<kvstore::Visit>& visit,
   by.place = std::move(place);
   if (!visit->of_keys()) return by;  // nothing can be withdrawn
   by.who = visit->principal().name();
+  by.tenant = visit->principal().tenant_name();
   by.still = [visit](const std::string& name) {
     RETURN_IF_ERROR(visit->StillAllowed());
     return MayBring(visit->principal(), name);

@@ -6,8 +6,22 @@
 #include "absl/time/time.h"
 #include "common/checksum.h"
 #include "http_api/api_error.h"
+#include "model/config.h"
 
 namespace carrel::http_api {
+
+absl::Status CheckDocumentLength(const model::ModelConfig& config,
+                                 const std::vector<TokenId>& tokens) {
+  const int64_t most = config.MaxTokens();
+  if (tokens.empty()) return absl::InvalidArgumentError("text: the document is empty");
+  if (static_cast<int64_t>(tokens.size()) < most) return absl::OkStatus();
+  return WithCode(WithParam(absl::InvalidArgumentError(absl::StrCat(
+                                "text: the document has ", tokens.size(),
+                                " tokens: must be fewer than the model's ", most, " (",
+                                config.MaxTokensField(), "), which question and answer are among")),
+                            "text"),
+                  kContextLengthExceeded);
+}
 
 std::string DigestOf(const std::vector<TokenId>& tokens) {
   return Sha256Hex(absl::string_view(reinterpret_cast<const char*>(tokens.data()),

@@ -9,6 +9,10 @@
 #include "absl/status/status.h"
 #include "common/ids.h"
 
+namespace carrel::model {
+struct ModelConfig;
+}
+
 namespace carrel::http_api {
 
 enum class DocumentState : uint8_t { kQueued = 0, kPrefilling = 1, kReady = 2, kFailed = 3 };
@@ -28,6 +32,10 @@ struct Document {
   bool resident =
       true;  // here; else it is brought when somebody asks it, and whether it is usable is known then
 };
+
+// InvalidArgument (code context_length_exceeded): it is empty, or leaves the model no room for a question.
+absl::Status CheckDocumentLength(const model::ModelConfig& config,
+                                 const std::vector<TokenId>& tokens);
 
 // As names of contexts are made of them.
 std::string DigestOf(const std::vector<TokenId>& tokens);

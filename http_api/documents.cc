@@ -273,17 +273,7 @@ class PrefillingDocuments final : public Documents {
   }
 
   absl::Status CheckLength(const std::vector<TokenId>& tokens) const {
-    const model::ModelConfig& config = model_->checkpoint().config;
-    const int64_t most = config.MaxTokens();
-    if (tokens.empty()) return absl::InvalidArgumentError("text: the document is empty");
-    if (static_cast<int64_t>(tokens.size()) < most) return absl::OkStatus();
-    return WithCode(
-        WithParam(absl::InvalidArgumentError(absl::StrCat(
-                      "text: the document has ", tokens.size(),
-                      " tokens: must be fewer than the model's ", most, " (",
-                      config.MaxTokensField(), "), which question and answer are among")),
-                  "text"),
-        kContextLengthExceeded);
+    return CheckDocumentLength(model_->checkpoint().config, tokens);
   }
 
   // What another process left waiting. What cannot go on has failed, and says why.

@@ -67,6 +67,7 @@ class Documents {
     Sees sees;                    // of the names that there are already
     std::shared_ptr<void> place;  // of TakePlace; held until the context is listed
     std::string who;              // as documents that wait remember it; empty: nobody in particular
+    std::string tenant;           // of the key; empty: none
     // Whether he may still have a context of this name made; asked on a thread that may not wait for long. Null: he may.
     std::function<absl::Status(const std::string& name)> still;
   };

@@ -71,6 +71,10 @@ Pusher::~Pusher() {
   for (std::thread& thread : threads_) thread.join();
 }
 
+absl::Status Pusher::Still() const {
+  return options_.still == nullptr ? absl::OkStatus() : options_.still();
+}
+
 absl::Status Pusher::LookAround() {
   there_.clear();
   return bucket_.client().ForEach(bucket_.ContextFolder(id_), [&](const ListedObject& object) {
@@ -81,6 +85,7 @@ absl::Status Pusher::LookAround() {
 
 absl::Status Pusher::AddFile(int64_t file, absl::string_view bytes, const std::string& sha256,
                              std::shared_ptr<const void> keep) {
+  RETURN_IF_ERROR(Still());
   digests_[file] = sha256;
   const std::string key = bucket_.FileKey(id_, file, sha256);
   const auto known = there_.find(key);
@@ -197,10 +202,13 @@ absl::StatusOr<Pushed> Pusher::Publish(const std::string& name, StreamHeader hea
   Pushed pushed{.content_id = manifest.ContentId(), .bytes = manifest.bytes()};
   RETURN_IF_ERROR(CheckAllThere(manifest));
   RETURN_IF_ERROR(record_->Held());
+  RETURN_IF_ERROR(Still());
   RETURN_IF_ERROR(PublishManifest(manifest));
   RETURN_IF_ERROR(record_->Held());
-  const absl::Status bound = BindName(manifest, &pushed.was_there);
-  if (absl::IsAlreadyExists(bound)) {
+  absl::Status bound = Still();
+  const bool given_up = !bound.ok();
+  if (!given_up) bound = BindName(manifest, &pushed.was_there);
+  if (absl::IsAlreadyExists(bound) || given_up) {
     record_ = nullptr;
     (void)Withdraw(bucket_, id_);  // what it does not reach, gc does
   }

@@ -33,6 +33,9 @@ struct PushOptions {
   int threads = 4;  // files on their way at once
   absl::Duration renew_every = kRenewEvery;
   int64_t part_bytes = 0;  // 0: kUploadPartBytes
+  // Asked before each file, before the manifest and before the name: an error ends the push, and what was not
+  // visible by then stays invisible. Null: nobody asks.
+  std::function<absl::Status()> still;
 };
 
 struct Pushed {
@@ -68,6 +71,7 @@ class Pusher {
   };
   Pusher(const Bucket& bucket, std::string id, const PushOptions& options)
       : bucket_(bucket), id_(std::move(id)), options_(options) {}
+  absl::Status Still() const;
   absl::Status LookAround();
   void Run();
   absl::Status Drain();

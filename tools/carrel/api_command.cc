@@ -24,8 +24,10 @@
 #include "kvstore/access/audit_log.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/replica/residence_metrics.h"
+#include "serving/job_follower.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/config_file.h"
+#include "tools/carrel/job_flags.h"
 #include "tools/carrel/replica_flags.h"
 #include "tools/carrel/retrieval_flags.h"
 #include "tools/carrel/signal_pipe.h"
@@ -36,6 +38,7 @@ namespace {
 struct ApiFlags {
   RetrievalFlags retrieval;
   ReplicaFlags replica;
+  JobFlags jobs;  // --jobs is its bucket, reached as --remote's is
   http_api::ApiConfig config;
   std::string keys, audit_log;
   bool read_only = false, open_page = false, anyone_may_write = false;
@@ -53,6 +56,12 @@ absl::StatusOr<std::shared_ptr<library::StoreAccess>> OpenFor(const ApiFlags& fl
   if (flags.replica.given()) return Annotate(opened.status(), "--cache");
   return Annotate(opened.status(), "--store (with --read-only it is only read)");
 }
+
+// Who waits for an answer is told soon that the bucket gives none.
+constexpr kvstore::RetryPolicy kSoon = {.attempts = 4,
+                                        .first = absl::Milliseconds(50),
+                                        .most = absl::Milliseconds(500),
+                                        .deadline = absl::Seconds(4)};
 
 // The service, for who makes room among the contexts that it answers from: there is none before it has started, nor
 // once it is to end.
@@ -181,6 +190,29 @@ void ReadAgain(const Door& door) {
   door.access->Reload().IgnoreError();  // it logs
 }
 
+// Who follows the jobs that documents become; without --jobs they are prefilled here.
+absl::Status OpenJobs(ApiFlags& flags) {
+  if (flags.jobs.remote.empty()) return absl::OkStatus();
+  flags.jobs.bucket = flags.replica.bucket;
+  RETURN_IF_ERROR(Annotate(flags.jobs.Validate(), "--jobs"));
+  if (flags.retrieval.store.server.empty() && !flags.replica.given()) {
+    return absl::InvalidArgumentError(
+        "--jobs has workers prefill documents into a bucket: it needs --remote, or --server, a "
+        "server that has the bucket's contexts (carrel serve --remote)");
+  }
+  if (flags.replica.given() && flags.replica.remote != flags.jobs.remote) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--jobs ", flags.jobs.remote, " and --remote ", flags.replica.remote,
+                     ": what becomes of documents would not be here"));
+  }
+  ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Bucket> bucket, flags.jobs.Open(kSoon));
+  ASSIGN_OR_RETURN(std::unique_ptr<serving::Doorbell> doorbell,
+                   flags.jobs.Doorbell(/*listen=*/false));
+  flags.config.jobs =
+      std::make_shared<serving::JobFollower>(std::move(bucket), std::move(doorbell));
+  return absl::OkStatus();
+}
+
 // Flags into the service's configuration; who may do what comes with the door.
 absl::Status Resolve(ApiFlags& flags) {
   RetrievalFlags& retrieval = flags.retrieval;
@@ -188,7 +220,9 @@ absl::Status Resolve(ApiFlags& flags) {
   if (flags.replica.given() && !retrieval.store.server.empty()) {
     return absl::InvalidArgumentError("--server and --remote: contexts lie there or come here");
   }
-  RETURN_IF_ERROR(flags.replica.Resolve(flags.read_only, retrieval.store.folder));
+  ReplicaFlags replica = flags.replica;
+  if (!flags.jobs.remote.empty() && !replica.given()) replica.bucket = {};  // they are those of --jobs
+  RETURN_IF_ERROR(replica.Resolve(flags.read_only, retrieval.store.folder));
   const bool stored = !retrieval.store.folder.empty() || !retrieval.store.server.empty();
   RETURN_IF_ERROR(retrieval.ResolveFor(stored));
   http_api::ApiConfig& config = flags.config;
@@ -261,6 +295,7 @@ absl::Status RunApi(ApiFlags& flags) {
   ASSIGN_OR_RETURN(SignalPipe signals, flags.keys.empty() && door.audit == nullptr
                                            ? SignalPipe::Catch({SIGTERM, SIGINT})
                                            : SignalPipe::Catch({SIGTERM, SIGINT, SIGHUP}));
+  RETURN_IF_ERROR(OpenJobs(flags));
   ASSIGN_OR_RETURN(std::shared_ptr<library::StoreAccess> store, OpenFor(flags));
   ASSIGN_OR_RETURN(
       std::shared_ptr<library::LoadedModel> model,
@@ -296,6 +331,14 @@ void DeclareSequences(CLI::App& command, ApiFlags& flags) {
       .add_option("--idle-after", flags.idle_after,
                   "a conversation that was idle for so long goes to a file in /var/tmp")
       ->capture_default_str();
+}
+
+// Who prefills what clients bring, if not this process.
+void DeclareJobs(CLI::App& command, ApiFlags& flags) {
+  command.add_option("--jobs", flags.jobs.remote,
+                     "s3://BUCKET/PREFIX: documents that clients bring are prefilled by carrel "
+                     "worker into this bucket, whose contexts --server has");
+  flags.jobs.DeclareDoorbell(command);
 }
 
 // Who may come, and how many.
@@ -341,6 +384,7 @@ void AddApi(CLI::App& app, Run& chosen) {
   command.add_option("--keys", flags->keys,
                      "file that says who may do what, as of serve: Authorization: Bearer KEY");
   DeclareDoor(command, *flags);
+  DeclareJobs(command, *flags);
   command.add_flag("--read-only", flags->read_only,
                    "--store: take no lock, and no documents; see what others publish");
   command

@@ -17,6 +17,7 @@
 #include "kvstore/remote/push_stream.h"
 #include "kvstore/remote/sweep.h"
 #include "kvstore/service/context_client.h"
+#include "serving/job_sweep.h"
 #include "tools/carrel/bucket_flags.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/known_names.h"
@@ -144,6 +145,8 @@ absl::Status RunGc(const GcFlags& flags) {
   }
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Bucket> bucket, flags.bucket.Open(flags.uri));
   ASSIGN_OR_RETURN(const kvstore::Swept swept, kvstore::CollectGarbage(*bucket, options));
+  ASSIGN_OR_RETURN(const serving::SweptJobs jobs,
+                   serving::SweepJobs(serving::JobBoard(*bucket), options.grace, flags.dry_run));
   if (flags.json) {
     nlohmann::json unreadable = nlohmann::json::array();
     for (const absl::Status& status : swept.unreadable) unreadable.push_back(status.message());
@@ -154,6 +157,8 @@ absl::Status RunGc(const GcFlags& flags) {
                                                 {"uploads", swept.uploads},
                                                 {"names", swept.names},
                                                 {"records", swept.records},
+                                                {"jobs", jobs.ended},
+                                                {"job_leftovers", jobs.leftovers},
                                                 {"young", swept.young},
                                                 {"pushed", swept.pushed},
                                                 {"unreadable", unreadable}})
@@ -166,6 +171,11 @@ absl::Status RunGc(const GcFlags& flags) {
         static_cast<long long>(swept.files), FormatBytes(swept.bytes).c_str(),
         static_cast<long long>(swept.uploads), static_cast<long long>(swept.young),
         static_cast<long long>(swept.pushed));
+    if (jobs.ended > 0 || jobs.leftovers > 0) {
+      std::printf("%s %lld jobs that ended, %lld objects of no job\n",
+                  flags.dry_run ? "would remove" : "removed", static_cast<long long>(jobs.ended),
+                  static_cast<long long>(jobs.leftovers));
+    }
   }
   for (const absl::Status& status : swept.unreadable) {
     std::fprintf(stderr, "left alone: %s\n", std::string(status.message()).c_str());

@@ -117,6 +117,8 @@ int main(int argc, char** argv) {
   carrel::tools::AddImport(app, chosen);
   carrel::tools::AddWarm(app, chosen);
   carrel::tools::AddBucket(app, chosen);
+  carrel::tools::AddJob(app, chosen);
+  carrel::tools::AddWorker(app, chosen);
   carrel::tools::AddContexts(app, chosen);
   try {
     const auto known = app.get_subcommands(

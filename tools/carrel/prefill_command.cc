@@ -2,7 +2,6 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -10,7 +9,6 @@
 #include "absl/strings/str_format.h"
 #include "carrel/v1/context.pb.h"
 #include "common/checksum.h"
-#include "common/file.h"
 #include "common/freed_memory.h"
 #include "common/json.h"
 #include "common/progress.h"
@@ -21,11 +19,11 @@
 #include "kvstore/storage/store.h"
 #include "library/document_text.h"
 #include "library/move_context.h"
-#include "library/text_kind.h"
 #include "prefill/prefill.h"
 #include "tools/carrel/bucket_flags.h"
 #include "tools/carrel/chat_text.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/document_file.h"
 #include "tools/carrel/index_flags.h"
 #include "tools/carrel/lab.h"
 #include "tools/carrel/retrieval_flags.h"
@@ -59,36 +57,12 @@ struct PrefillFlags {
   prefill::PrefillConfig config;
 };
 
-// The document's text; says where it was not quite what was given.
-absl::StatusOr<std::string> ReadInput(const std::string& input) {
-  if (std::error_code error; std::filesystem::is_directory(input, error)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        input,
-        ": not a regular file but a folder; a context is of one text: give each file a "
-        "context of its own, or make one text of them: cat ",
-        input, "/* | carrel prefill --input -"));
-  }
-  ASSIGN_OR_RETURN(std::string bytes, ReadFile(input));
-  if (bytes.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("the document ", input, " is empty"));
-  }
-  absl::StatusOr<library::GivenText> given = library::TakeText(
-      std::move(bytes), input == "-" ? "FILE" : input, " | carrel prefill --input -");
-  if (!given.ok()) return Annotate(given.status(), input);
-  if (given->text.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("the document ", input, " is empty"));
-  }
-  if (!given->remark.empty()) {
-    std::fprintf(stderr, "carrel: %s: %s\n", input.c_str(), given->remark.c_str());
-  }
-  return std::move(given->text);
-}
-
 absl::StatusOr<std::vector<TokenId>> ReadDocument(const PrefillFlags& flags,
                                                   const model::Checkpoint& checkpoint,
                                                   const Chat& chat) {
   if (!flags.tokens.empty()) return ReadTokenFile(flags.tokens);
-  ASSIGN_OR_RETURN(const std::string text, ReadInput(flags.input));
+  ASSIGN_OR_RETURN(const std::string text,
+                   ReadDocumentFile(flags.input, "carrel prefill --input -"));
   std::string turn_head;
   if (chat != nullptr) {
     ASSIGN_OR_RETURN(turn_head, chat->TurnHead());

@@ -1,0 +1,38 @@
+#include "tools/carrel/document_file.h"
+
+#include <cstdio>
+#include <filesystem>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/file.h"
+#include "common/status.h"
+#include "library/text_kind.h"
+
+namespace carrel::tools {
+
+absl::StatusOr<std::string> ReadDocumentFile(const std::string& input, const std::string& command) {
+  if (std::error_code error; std::filesystem::is_directory(input, error)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        input,
+        ": not a regular file but a folder; a context is of one text: give each file a "
+        "context of its own, or make one text of them: cat ",
+        input, "/* | ", command));
+  }
+  ASSIGN_OR_RETURN(std::string bytes, ReadFile(input));
+  if (bytes.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("the document ", input, " is empty"));
+  }
+  absl::StatusOr<library::GivenText> given = library::TakeText(
+      std::move(bytes), input == "-" ? "FILE" : input, absl::StrCat(" | ", command));
+  if (!given.ok()) return Annotate(given.status(), input);
+  if (given->text.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("the document ", input, " is empty"));
+  }
+  if (!given->remark.empty()) {
+    std::fprintf(stderr, "carrel: %s: %s\n", input.c_str(), given->remark.c_str());
+  }
+  return std::move(given->text);
+}
+
+}  // namespace carrel::tools

@@ -14,9 +14,6 @@
 namespace carrel::serving {
 namespace {
 
-// How old what was seen may be for who asks for a name that nobody knows.
-constexpr absl::Duration kFresh = absl::Milliseconds(200);
-
 absl::Status NoJob(const std::string& name) {
   return absl::NotFoundError(absl::StrCat("there is no job for a context \"", name, "\""));
 }
@@ -140,11 +137,14 @@ absl::Status JobFollower::LookAtDead() {
   return absl::OkStatus();
 }
 
-absl::Status JobFollower::Look() {
+absl::Status JobFollower::Look() { return LookSince(absl::InfiniteFuture()); }
+
+absl::Status JobFollower::LookSince(absl::Time since) {
   absl::MutexLock one_look(&looking_);
   std::vector<std::string> before;  // ids
   {
     absl::MutexLock lock(&mu_);
+    if (looked_ >= since) return absl::OkStatus();  // somebody else did while we waited
     looked_ = SteadyNow();
     for (const auto& [name, one] : jobs_) {
       if (!one.status.ended()) before.push_back(one.status.record.id);
@@ -219,14 +219,16 @@ absl::StatusOr<JobBoard::Submitted> JobFollower::Submit(JobRecord record,
 }
 
 std::optional<JobStatus> JobFollower::Find(const std::string& name) {
+  const absl::Time asked = SteadyNow();
   for (int attempt = 0;; ++attempt) {
     {
       absl::MutexLock lock(&mu_);
       const auto found = jobs_.find(name);
       if (found != jobs_.end()) return found->second.status;
-      if (attempt > 0 || SteadyNow() - looked_ < kFresh) return std::nullopt;
+      if (attempt > 0) return std::nullopt;
     }
-    (void)Look();
+    // It may have been submitted elsewhere a moment ago.
+    (void)LookSince(asked);
   }
 }
 

@@ -84,6 +84,8 @@ class JobFollower {
   void Ask();
   void Update(const JobStatus& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   static void Tell(Followed& one);
+  // Unless one has begun since.
+  absl::Status LookSince(absl::Time since);
   absl::Status LookAtDead();
 
   const std::unique_ptr<kvstore::Bucket> bucket_;

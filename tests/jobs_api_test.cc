@@ -77,6 +77,8 @@ TEST_F(JobsApiTest, ADocumentBroughtToOne_IsToldOfAndAnsweredByAnother) {
   const TestClient::Response events = watcher.Receive();
   EXPECT_THAT(events.body, HasSubstr("\"state\":\"ready\""));
   EXPECT_THAT(events.body, HasSubstr("[DONE]"));
+  // The replica has it once somebody opens it there.
+  ASSERT_THAT(Carrel(Ask("report", {"--server", address_})), Succeeds());
   for (const std::string& api : {one, two}) {
     const json now = Get(api, "report");
     EXPECT_EQ(now["state"], "ready") << now;
@@ -154,7 +156,8 @@ TEST_F(JobsApiTest, KeysHold_QuotasAreTheOwners_AndNoSecretIsInTheBucket) {
   for (const auto& api : apis_) EXPECT_THAT(api->err(), Not(HasSubstr(key)));
   // The job ends with the key that brought it.
   write_keys({reads["entry"]});
-  EXPECT_TRUE(WaitUntil([&] { return StatusOf("lab-a")["state"] == "cancelled"; }));
+  EXPECT_TRUE(WaitUntil([&] { return StatusOf("lab-a")["state"] == "cancelled"; }))
+      << apis_[0]->err();
 }
 
 TEST_F(JobsApiTest, WrongUsage_IsNamed) {

@@ -105,11 +105,7 @@ class OneThread final : public Answerer {
   absl::Status Close(const std::string& context) override {
     std::list<Open> closed;  // destroyed without the lock
     absl::MutexLock lock(&mu_);
-    const std::deque<AnswerJob>& waiting = jobs_.waiting();
-    const bool waited_for = std::any_of(waiting.begin(), waiting.end(), [&](const AnswerJob& job) {
-      return job.context == context;
-    });
-    if (waited_for || std::find(read_.begin(), read_.end(), context) != read_.end()) {
+    if (ReadsLocked(context)) {
       return absl::FailedPreconditionError(
           absl::StrCat("context \"", context, "\" is being read; try again later"));
     }
@@ -117,6 +113,11 @@ class OneThread final : public Answerer {
     absl::MutexLock sequences(&sequences_mu_);
     sequences_.Forget(context);
     return absl::OkStatus();
+  }
+
+  bool Reads(const std::string& context) const override {
+    absl::MutexLock lock(&mu_);
+    return ReadsLocked(context);
   }
 
   Waiting conversations() const override {
@@ -136,6 +137,13 @@ class OneThread final : public Answerer {
  private:
   static constexpr absl::Duration kSweepEvery = absl::Seconds(1);
   static constexpr int64_t kPromptTokens = 32;
+
+  bool ReadsLocked(const std::string& context) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    const std::deque<AnswerJob>& waiting = jobs_.waiting();
+    return std::find(read_.begin(), read_.end(), context) != read_.end() ||
+           std::any_of(waiting.begin(), waiting.end(),
+                       [&](const AnswerJob& job) { return job.context == context; });
+  }
 
   void Work() {
     // What is thrown elsewhere is nobody's in particular: the thread lives.

@@ -102,6 +102,8 @@ class Answerer {
   virtual Waiting conversations() const = 0;
   // Lets go of the context, so that it can be deleted. FailedPrecondition: answers read it, or wait to.
   virtual absl::Status Close(const std::string& context) = 0;
+  // Whether answers read it, or wait to; else Close would let go of it.
+  virtual bool Reads(const std::string& context) const = 0;
 };
 
 }  // namespace carrel::http_api

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/steady_time.h"
 #include "http_api/api_error.h"
@@ -67,10 +68,26 @@ bool Answering::LookAgain() {
 
 void Answering::Waits(const Document& document) {
   absl::MutexLock lock(&mu_);
-  if (over_ || !stream_ || SteadyNow() - told_ < absl::Seconds(1)) return;
+  Comment(absl::StrFormat("the document is read: %.0f%%", 100 * document.progress));
+}
+
+void Answering::Fetches(const kvstore::ContextComes& comes) {
+  absl::MutexLock lock(&mu_);
+  if (comes.waits_for_room) return Comment("the context waits for room");
+  if (comes.of == 0) return Comment("the context waits to be fetched");
+  Comment(absl::StrFormat("the context is fetched: %d of %d bytes", comes.bytes, comes.of));
+}
+
+void Answering::Hold(std::shared_ptr<void> held) {
+  absl::MutexLock lock(&mu_);
+  if (!over_) held_.push_back(std::move(held));
+}
+
+void Answering::Comment(const std::string& text) {
+  if (over_ || !stream_ || SteadyNow() - told_ < absl::Milliseconds(900)) return;
   told_ = SteadyNow();
   Begin();
-  Write(absl::StrFormat(": the document is read: %.0f%%\n\n", 100 * document.progress));
+  Write(absl::StrCat(": ", text, "\n\n"));
 }
 
 bool Answering::Push(const std::string& piece) {

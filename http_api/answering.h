@@ -39,6 +39,10 @@ class Answering {
 
   // A document comes first: proxies and clients see that something goes on.
   void Waits(const Document& document);
+  // Its context comes first.
+  void Fetches(const kvstore::ContextComes& comes);
+  // Kept until the answer has ended, beside what was held from the start.
+  void Hold(std::shared_ptr<void> held);
   bool Push(const std::string& piece);  // false: nobody wants more
   void Done(const absl::StatusOr<AnswerJob::Done>& done);
   // Once it has begun, an error can only be an event; that the end is missing tells too.
@@ -46,6 +50,8 @@ class Answering {
 
  private:
   void Show(const std::string& text) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // A comment of the stream, at most one a second.
+  void Comment(const std::string& text) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Begin() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Write(const std::string& piece) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void FailedLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

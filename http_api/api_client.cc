@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "common/json.h"
+#include "common/routing.h"
 #include "common/shown.h"
 #include "common/status.h"
 
@@ -249,13 +250,16 @@ absl::Status ApiClient::Exchange(const std::string& target, const std::string& b
   std::string request = absl::StrCat(body.empty() ? "GET " : "POST ", target,
                                      " HTTP/1.1\r\nHost: ", address(), "\r\nConnection: close\r\n");
   if (!key_.empty()) absl::StrAppend(&request, "Authorization: Bearer ", key_, "\r\n");
+  if (!context_.empty()) {
+    absl::StrAppend(&request, kContextHeader, ": ", ContextHeaderValue(context_), "\r\n");
+  }
   if (!body.empty()) {
     absl::StrAppend(&request, "Content-Type: application/json\r\nContent-Length: ", body.size(),
                     "\r\n");
   }
   RETURN_IF_ERROR(connection.Send(absl::StrCat(request, "\r\n", body)));
   ASSIGN_OR_RETURN(const Head head, ReadHead(connection));
-  if (head.status == 200) return ReadBody(connection, head, sink);
+  if (head.status / 100 == 2) return ReadBody(connection, head, sink);
   std::string refusal;
   const absl::Status read = ReadBody(connection, head, [&](absl::string_view piece) {
     absl::StrAppend(&refusal, piece);

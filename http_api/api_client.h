@@ -22,6 +22,8 @@ class ApiClient {
   static absl::StatusOr<ApiClient> Create(const std::string& url);
   // Presented to the server, in the clear.
   void set_key(std::string key) { key_ = std::move(key); }
+  // What is asked about, for who stands between and chooses a server by it (common/routing.h); empty: nothing.
+  void set_context(std::string context) { context_ = std::move(context); }
   // Asked several times a second while the server is waited for; false: Cancelled. null: always.
   void set_wanted(std::function<bool()> wanted) { wanted_ = std::move(wanted); }
   std::string address() const;  // HOST:PORT
@@ -36,7 +38,7 @@ class ApiClient {
   absl::Status Exchange(const std::string& target, const std::string& body,
                         absl::FunctionRef<absl::Status(absl::string_view piece)> sink) const;
 
-  std::string host_, port_, key_;
+  std::string host_, port_, key_, context_;
   std::function<bool()> wanted_;
 };
 

@@ -25,7 +25,7 @@ class FakeServer {
           boost::system::error_code error;
           tcp::socket socket = acceptor_.accept(error);
           char buffer[4096];
-          if (!error) socket.read_some(boost::asio::buffer(buffer), error);
+          if (!error) asked_.assign(buffer, socket.read_some(boost::asio::buffer(buffer), error));
           for (int i = 0; i < times && !error; ++i) {
             boost::asio::write(socket, boost::asio::buffer(answer), error);
           }
@@ -35,6 +35,8 @@ class FakeServer {
     tcp::socket(io_).connect(acceptor_.local_endpoint(), error);  // if nobody came
     thread_.join();
   }
+  // What it was asked, once it has answered.
+  const std::string& asked() const { return asked_; }
   ApiClient Client() const {
     return *ApiClient::Create(absl::StrCat("http://127.0.0.1:", acceptor_.local_endpoint().port()));
   }
@@ -42,6 +44,7 @@ class FakeServer {
  private:
   boost::asio::io_context io_;
   tcp::acceptor acceptor_;
+  std::string asked_;
   std::thread thread_;
 };
 
@@ -82,6 +85,17 @@ TEST(ApiClientTest, Errors_AreTheServersWords_WhateverItsJson) {
     EXPECT_THAT(std::string(said.status().message()), HasSubstr(c.words));
     EXPECT_LT(said.status().message().size(), 5000u);
   }
+}
+
+TEST(ApiClientTest, ContextIsSaid_ToWhoChoosesAServerByIt) {
+  const FakeServer server(Answer("202 Soon", "{}"));
+  ApiClient client = server.Client();
+  client.set_context("team a/report");
+  EXPECT_TRUE(client.Call("/v1/contexts/x/warm", "{}").ok());
+  EXPECT_THAT(server.asked(), HasSubstr("\r\ncarrel-context: team%20a%2Freport\r\n"));
+  const FakeServer other(Answer("200 OK", "{}"));
+  EXPECT_TRUE(other.Client().Call("/v1/models", "").ok());
+  EXPECT_THAT(other.asked(), testing::Not(HasSubstr("carrel-context")));
 }
 
 TEST(ApiClientTest, AnAnswerWithoutEnd_IsGivenUp) {

@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/metrics.h"
+#include "common/metric_family.h"
 #include "kvstore/service/metrics_text.h"
 
 namespace carrel::http_api {
@@ -48,13 +48,10 @@ void CountDocument(absl::string_view end) {
       .Add();
 }
 
-std::string ApiMetricsText(const ApiGauges& gauges) {
+std::string ApiMetricsText(const ApiGauges& gauges, std::vector<MetricFamily> more) {
   std::vector<MetricFamily> families = SnapshotMetrics();
   const auto gauge = [&](const char* name, const char* help, int64_t value) {
-    families.push_back({.name = name,
-                        .help = help,
-                        .type = MetricType::kGauge,
-                        .samples = {{.value = static_cast<double>(value)}}});
+    families.push_back(GaugeFamily(name, help, value));
   };
   gauge("carrel_api_connections", "Connections that are open.", gauges.connections);
   gauge("carrel_api_connections_evicted",
@@ -74,6 +71,7 @@ std::string ApiMetricsText(const ApiGauges& gauges) {
         gauges.sequences_in_memory);
   gauge("carrel_api_sequences_in_files", "Conversations that wait for their next turn in a file.",
         gauges.sequences_in_files);
+  for (MetricFamily& family : more) families.push_back(std::move(family));
   for (MetricFamily& family : kvstore::ProcessMetrics()) families.push_back(std::move(family));
   return kvstore::MetricsText(families);
 }

@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "common/metrics.h"
 #include "http_api/completion.h"
 
 namespace carrel::http_api {
@@ -24,6 +26,7 @@ struct ApiGauges {
   int64_t sequences_in_memory = 0, sequences_in_files = 0;
 };
 // All of this process, in the text format.
-std::string ApiMetricsText(const ApiGauges& gauges);
+// more: of others in the process.
+std::string ApiMetricsText(const ApiGauges& gauges, std::vector<MetricFamily> more = {});
 
 }  // namespace carrel::http_api

@@ -20,6 +20,7 @@
 #include "common/thrown.h"
 #include "http_api/api_error.h"
 #include "http_api/api_metrics.h"
+#include "http_api/brings.h"
 #include "http_api/chat_probe.h"
 #include "http_api/completions_api.h"
 #include "http_api/contexts_api.h"
@@ -84,6 +85,7 @@ class OpenAiService final : public ApiService {
 
   ~OpenAiService() override {
     if (http_ != nullptr) http_->Stop();  // no new requests,
+    brings_ = nullptr;                    // none that wait for a context,
     {
       absl::MutexLock lock(&later_mu_);
       later_ = nullptr;
@@ -114,6 +116,7 @@ class OpenAiService final : public ApiService {
     }
     answerer_ = Answerer::Create(std::move(answerer), model_, store_);
     if (store_ != nullptr) {
+      brings_ = std::make_unique<Brings>(store_.get());
       DocumentsConfig documents = config_.documents;
       documents.retrieval = config_.answerer.retrieval;
       documents.derived_weights = config_.answerer.derived_weights;
@@ -153,6 +156,8 @@ class OpenAiService final : public ApiService {
   }
 
   const std::vector<std::string>& addresses() const override { return http_->addresses(); }
+  bool Reads(const std::string& context) const override { return answerer_->Reads(context); }
+  absl::Status LetGo(const std::string& context) override { return answerer_->Close(context); }
 
  private:
   // What may block (the store, a template) is not the server's thread's. Beside these one for turns that have none.
@@ -190,7 +195,8 @@ class OpenAiService final : public ApiService {
         .most_given_up = decoder::MostGivenUp(retrieval, config_.answerer.device,
                                               std::numeric_limits<int64_t>::max()),
         .later = Later(),
-        .still_allowed = &still_allowed_});
+        .still_allowed = &still_allowed_,
+        .brings = brings_.get()});
   }
 
   // For those who are told on a thread that must not wait; for as long as there is a pool.
@@ -305,7 +311,7 @@ class OpenAiService final : public ApiService {
   static bool MayTakeLong(const HttpRoute& route) {
     const absl::string_view pattern = route.pattern;
     return absl::EndsWith(pattern, "completions") || absl::EndsWith(pattern, "/events") ||
-           absl::EndsWith(pattern, "/text");
+           absl::EndsWith(pattern, "/text") || absl::EndsWith(pattern, "/warm");
   }
 
   absl::Status Admit(const HttpRequest& head, Passed& passed) {
@@ -360,6 +366,11 @@ class OpenAiService final : public ApiService {
     if (absl::StartsWith(pattern, "/health")) {
       return reply->Send(200, kJson,
                          DumpJson(json{{"status", "ok"}, {"waiting", answerer_->waiting()}}));
+    }
+    if (pattern == "/ready") {
+      const bool ready = config_.ready == nullptr || config_.ready();
+      return reply->Send(ready ? 200 : 503, kJson,
+                         DumpJson(json{{"status", ready ? "ok" : "warming"}}));
     }
     passed->visit->SpendBytes(static_cast<int64_t>(request.body.size()));
     const auto waiting = std::make_shared<Waiting>();
@@ -434,25 +445,32 @@ class OpenAiService final : public ApiService {
     if (pattern == "/metrics") return SendMetrics(*reply);
     if (pattern == "/v1/models") return ListModels(who, *reply);
     if (pattern == "/v1/models/{}") return GetModel(passed.name, who, *reply);
-    const ContextsApi contexts = {documents_.get(), &model_->checkpoint(),      store_.get(),
-                                  chat_.get(),      config_.max_document_bytes, Later(),
-                                  &still_allowed_};
+    const ContextsApi contexts = {documents_.get(),
+                                  &model_->checkpoint(),
+                                  store_.get(),
+                                  chat_.get(),
+                                  config_.max_document_bytes,
+                                  Later(),
+                                  &still_allowed_,
+                                  brings_.get()};
     return contexts.Handle(request, *passed.route, passed.name, passed.visit, reply);
   }
 
   absl::Status SendMetrics(HttpReply& reply) {
     const HttpServer::Counters http = http_->counters();
     reply.Send(200, "text/plain; version=0.0.4; charset=utf-8",
-               ApiMetricsText({.connections = http.connections,
-                               .connections_evicted = http.evicted,
-                               .clients_slow = http.slow,
-                               .bytes_held = http.held_bytes,
-                               .bytes_refused = http.refused_bytes,
-                               .answers_waiting = answerer_->waiting(),
-                               .answers_running = answerer_->answering(),
-                               .documents_waiting = documents_ ? documents_->queued() : 0,
-                               .sequences_in_memory = answerer_->conversations().in_memory,
-                               .sequences_in_files = answerer_->conversations().in_files}));
+               ApiMetricsText(
+                   {.connections = http.connections,
+                    .connections_evicted = http.evicted,
+                    .clients_slow = http.slow,
+                    .bytes_held = http.held_bytes,
+                    .bytes_refused = http.refused_bytes,
+                    .answers_waiting = answerer_->waiting(),
+                    .answers_running = answerer_->answering(),
+                    .documents_waiting = documents_ ? documents_->queued() : 0,
+                    .sequences_in_memory = answerer_->conversations().in_memory,
+                    .sequences_in_files = answerer_->conversations().in_files},
+                   config_.more_metrics ? config_.more_metrics() : std::vector<MetricFamily>()));
     return absl::OkStatus();
   }
 
@@ -527,6 +545,7 @@ class OpenAiService final : public ApiService {
   std::unique_ptr<ChatTemplate> chat_;
   std::atomic<bool> listening_{false};
   std::unique_ptr<HttpServer> http_;  // outlives the replies that the others hold
+  std::unique_ptr<Brings> brings_;    // null: there is no store
   std::unique_ptr<Answerer> answerer_;
   std::unique_ptr<Documents> documents_;  // null: there is no store
   std::unique_ptr<CompletionsApi> completions_;

@@ -1,4 +1,4 @@
-// What:   OpenAI's API over contexts: GET /health, /metrics, GET /v1/models, POST /v1/completions and
+// What:   OpenAI's API over contexts: GET /health (it answers), /ready (what it is to have is here), /metrics, GET /v1/models, POST /v1/completions and
 //         /v1/chat/completions, whole or as server-sent events; /v1/contexts (contexts_api.h); a page
 //         for people at /. A context is named by "context" in the body, or as "model": "NAME@CONTEXT";
 //         its document stands before the prompt or chat. A prompt that names none, but begins with the
@@ -14,11 +14,13 @@
 // Threads: any.   Ownership: keeps model and store.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/metrics.h"
 #include "http_api/answerer.h"
 #include "http_api/chat_template.h"
 #include "http_api/documents.h"
@@ -51,6 +53,10 @@ struct ApiConfig {
   std::shared_ptr<serving::JobFollower> jobs;
   std::string token_file;  // where its owner finds the token, for messages; empty: nowhere
   bool insecure = false;   // others may reach it all the same
+  // Whether what this server is to have is here: what GET /ready says; null: it is.
+  std::function<bool()> ready;
+  // What GET /metrics tells beside what this service counts; null: nothing.
+  std::function<std::vector<MetricFamily>()> more_metrics;
 };
 
 class ApiService {
@@ -60,6 +66,10 @@ class ApiService {
       std::shared_ptr<library::StoreAccess> store);
   virtual ~ApiService() = default;  // cuts what runs
   virtual const std::vector<std::string>& addresses() const = 0;
+  // For who takes contexts out of the store to make room: whether answers read it, or wait to; and, if not, that
+  // nothing of it stays open. FailedPrecondition: they do by now.
+  virtual bool Reads(const std::string& context) const = 0;
+  virtual absl::Status LetGo(const std::string& context) = 0;
 };
 
 }  // namespace carrel::http_api

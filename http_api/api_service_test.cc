@@ -166,6 +166,7 @@ TEST_F(ApiServiceTest, RightsTimesRoutesTimesIdentities_OnlyTheRightOfTheRouteOp
       {"DELETE /v1/contexts/{}", 404},
       {"GET /v1/contexts/{}/events", 200},
       {"GET /v1/contexts/{}/text", 200},
+      {"POST /v1/contexts/{}/warm", 200},
   };
   ASSERT_EQ(allowed.size(), kvstore::HttpRights().size());
   const auto call = [&](const std::string& route, const std::string& key) {
@@ -197,7 +198,9 @@ TEST_F(ApiServiceTest, RightsTimesRoutesTimesIdentities_OnlyTheRightOfTheRouteOp
       ++lines;
     }
   }
-  for (const char* open : {"/", "/health", "/healthz"}) EXPECT_EQ(Ask("GET", open).status, 200);
+  for (const char* open : {"/", "/health", "/healthz", "/ready"}) {
+    EXPECT_EQ(Ask("GET", open).status, 200);
+  }
   int64_t denied = 0;
   for (const json& line : AuditLines()) denied += line["event"] == "denied";
   EXPECT_EQ(denied, lines);

@@ -74,7 +74,9 @@ absl::Status CompletionsApi::Handle(bool chat, const HttpRequest& http,
   const absl::StatusOr<Found> found = FindContext(request.context, asked.who.get());
   if (!absl::IsNotFound(found.status()) || parts_.documents == nullptr) {
     RETURN_IF_ERROR(WithParam(found.status(), "context"));
-    return Answer(asked, *found);
+    if (request.context.empty() || !parts_.store->brings()) return Answer(asked, *found);
+    BringAndAnswer(asked, *found);
+    return absl::OkStatus();
   }
   const absl::Status missing = WithParam(found.status(), "context");
   if (asked.who != nullptr && !asked.who->Sees(request.context)) return missing;
@@ -122,6 +124,29 @@ absl::Status CompletionsApi::Wait(const Asked& asked, const Document& now) {
   });
 }
 
+// The answer takes a place once its context is here, and keeps it here.
+void CompletionsApi::BringAndAnswer(const Asked& asked, const Found& found) {
+  parts_.brings->Bring(
+      asked.request.context,
+      {.progress =
+           [answering = asked.answering](const kvstore::ContextComes& comes) {
+             answering->Fetches(comes);
+             return answering->Wanted();
+           },
+       .done =
+           [this, asked, found](const absl::Status& here, std::shared_ptr<void> hold) {
+             if (!here.ok()) return asked.answering->Failed(WithParam(here, "context"));
+             asked.answering->Hold(std::move(hold));
+             const bool begun = parts_.later(asked.visit->turn(), [this, asked, found] {
+               const absl::Status status = Answer(asked, found);
+               if (!status.ok()) asked.answering->Failed(status);
+             });
+             if (!begun) {
+               asked.answering->Failed(absl::UnavailableError("the server is stopping"));
+             }
+           }});
+}
+
 absl::Status CompletionsApi::CheckModel(const std::string& model) const {
   const std::string name = model.substr(0, model.find('@'));
   if (name.empty() || name == parts_.model_name) return absl::OkStatus();
@@ -134,7 +159,7 @@ absl::StatusOr<CompletionsApi::Found> CompletionsApi::FindContext(const std::str
   if (name.empty()) return Found();
   const absl::Status missing = absl::NotFoundError(absl::StrCat("no context \"", name, "\""));
   if (parts_.store == nullptr || (who != nullptr && !who->Sees(name))) return missing;
-  ASSIGN_OR_RETURN(const auto client, parts_.store->NewContextClient());
+  ASSIGN_OR_RETURN(const auto client, parts_.store->NewContextClient(name));
   const absl::StatusOr<v1::Manifest> manifest = client->Get(name);
   if (absl::IsNotFound(manifest.status())) return missing;
   RETURN_IF_ERROR(manifest.status());
@@ -237,6 +262,11 @@ absl::Status CompletionsApi::Answer(const Asked& asked, const Found& found) {
   if (job.context.empty() && parts_.documents != nullptr) {
     auto known =
         parts_.documents->Recognise(job.prompt, parts_.most_given_up, SeenBy(asked.who.get()));
+    if (known.has_value() && parts_.store->store() != nullptr && parts_.store->brings()) {
+      std::shared_ptr<void> here = parts_.brings->HoldIfHere(known->name);
+      if (here == nullptr) known.reset();  // it went meanwhile
+      answering->Hold(std::move(here));
+    }
     if (known.has_value()) {
       job.context = known->name;
       job.content_id = known->content_id;

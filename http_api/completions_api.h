@@ -3,6 +3,7 @@
 //         worth a context may have it kept.
 // Waits:  a document that is being read: 503 says how far it is, and when to come again; or the request waits,
 //         for as long as its "wait" says.
+//         A context that comes from elsewhere is always waited for: a stream tells how far it is, in comments.
 // Kept:   what is kept belongs to who said it (kvstore/access/kept_name.h); name, right and quota are decided before
 //         anything is done. What could not be kept is said in the answer (carrel.not_kept) and in the log.
 // Errors: as completion.h, chat_template.h and answerer.h; InvalidArgument with the code context_length_exceeded.
@@ -18,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "http_api/answerer.h"
 #include "http_api/answering.h"
+#include "http_api/brings.h"
 #include "http_api/chat_template.h"
 #include "http_api/completion.h"
 #include "http_api/documents.h"
@@ -47,6 +49,7 @@ class CompletionsApi {
     int64_t most_given_up = 0;          // of a long context (decoder::MostGivenUp)
     RunLater later;
     StillAllowed* still_allowed;
+    Brings* brings;  // null: there are no contexts
   };
   explicit CompletionsApi(Parts parts);
 
@@ -66,6 +69,7 @@ class CompletionsApi {
   absl::StatusOr<Found> FindContext(const std::string& name, kvstore::Principal* who) const;
   absl::Status Wait(const Asked& asked, const Document& now);
   absl::Status Answer(const Asked& asked, const Found& found);
+  void BringAndAnswer(const Asked& asked, const Found& found);
   absl::StatusOr<model::Seam> TokensOf(bool chat, const CompletionRequest& request,
                                        const std::string& content_id);
   absl::Status CheckLength(const Asked& asked, int64_t document, int64_t prompt) const;

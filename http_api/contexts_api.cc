@@ -48,7 +48,8 @@ json JsonOf(const Document& document) {
                 {"content_id", document.content_id.empty() ? json() : json(document.content_id)},
                 {"index", document.index},
                 {"created", document.created_unix_s},
-                {"usable", document.usable}};
+                {"usable", document.usable},
+                {"resident", document.resident}};
   if (document.state == DocumentState::kPrefilling) value["where"] = document.where;
   if (document.state == DocumentState::kFailed) {
     value["error"] = JsonOfError(document.error);
@@ -58,6 +59,72 @@ json JsonOf(const Document& document) {
 
 std::string EventOf(const Document& document) {
   return absl::StrCat("data: ", DumpJson(JsonOf(document)), "\n\n");
+}
+
+// Who asked that a context be brought: answered once, whether he waits or not.
+class WarmAnswer {
+ public:
+  WarmAnswer(std::shared_ptr<HttpReply> reply, std::shared_ptr<kvstore::Visit> visit,
+             std::string name, absl::Time until)
+      : reply_(std::move(reply)), visit_(std::move(visit)), name_(std::move(name)), until_(until) {}
+
+  // True: it is brought, whoever waits.
+  bool Tell(const kvstore::ContextComes& comes) {
+    absl::MutexLock lock(&mu_);
+    if (over_) return true;
+    const absl::Status still = visit_->StillAllowed();
+    if (!still.ok()) {
+      over_ = true;
+      SendError(*reply_, still);
+      return false;
+    }
+    if (SteadyNow() >= until_) SendLocked(202, comes);
+    return true;
+  }
+
+  void End(const absl::Status& here) {
+    visit_->Log("warm", here);
+    absl::MutexLock lock(&mu_);
+    if (over_) return;
+    if (here.ok()) return SendLocked(200, {});
+    over_ = true;
+    SendError(*reply_, visit_->Told(here));
+  }
+
+ private:
+  void SendLocked(int status, const kvstore::ContextComes& comes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    over_ = true;
+    json value = {{"object", "context"}, {"name", name_}, {"resident", status == 200}};
+    if (status != 200) {
+      value["bytes"] = comes.bytes;
+      value["of"] = comes.of;
+      value["waits_for_room"] = comes.waits_for_room;
+    }
+    reply_->Send(status, kJson, DumpJson(value));
+  }
+
+  const std::shared_ptr<HttpReply> reply_;
+  const std::shared_ptr<kvstore::Visit> visit_;
+  const std::string name_;
+  const absl::Time until_;
+  absl::Mutex mu_;
+  bool over_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+// Seconds that a request says it waits: ?wait=
+absl::StatusOr<double> WaitOf(const std::string& query) {
+  constexpr double kMostSeconds = 600;
+  const std::string given = QueryParameter(query, "wait");
+  double seconds = 0;
+  if (!given.empty() &&
+      (!absl::SimpleAtod(given, &seconds) || !(seconds >= 0 && seconds <= kMostSeconds))) {
+    return WithParam(
+        absl::InvalidArgumentError(absl::StrCat("wait=", Shown(given, 64),
+                                                ": must be seconds in [0, ", kMostSeconds, "]")),
+        "wait");
+  }
+  return seconds;
 }
 
 // Of two threads: the one that tells of the document, and the one that looks whether its caller may still know.
@@ -148,6 +215,7 @@ absl::Status ContextsApi::Handle(const HttpRequest& request, const HttpRoute& ro
   const absl::string_view pattern = route.pattern, method = route.method;
   if (pattern == kTarget && method == "POST") return Create(request, visit, *reply);
   if (pattern == kTarget) return SendAll(visit->principal(), *reply);
+  if (absl::EndsWith(pattern, "/warm")) return Warm(request.at.query, visit, reply);
   const absl::StatusOr<Document> document = documents->Get(visit->lookup_name());
   RETURN_IF_ERROR(visit->Told(document.status()));
   if (absl::EndsWith(pattern, "/events")) {
@@ -209,18 +277,56 @@ absl::StatusOr<std::string> ContextsApi::TextOf(const Document& document) const 
   return text.text();
 }
 
+void ContextsApi::BringAndSendText(const Document& document,
+                                   const std::shared_ptr<kvstore::Visit>& visit,
+                                   const std::shared_ptr<HttpReply>& reply) const {
+  brings->Bring(document.name,
+                {.progress = [reply](const kvstore::ContextComes&) { return !reply->gone(); },
+                 .done =
+                     [api = *this, document, visit, reply](const absl::Status& here,
+                                                           std::shared_ptr<void> hold) {
+                       if (!here.ok()) return SendError(*reply, here);
+                       const bool begun =
+                           api.later(visit->turn(), [api, document, visit, reply, hold] {
+                             absl::Status sent = visit->StillAllowed();
+                             if (sent.ok()) sent = api.SendText(document, *visit, *reply);
+                             if (!sent.ok()) SendError(*reply, sent);
+                           });
+                       if (!begun) {
+                         SendError(*reply, absl::UnavailableError("the server is stopping"));
+                       }
+                     }});
+}
+
+absl::Status ContextsApi::Warm(const std::string& query,
+                               const std::shared_ptr<kvstore::Visit>& visit,
+                               const std::shared_ptr<HttpReply>& reply) const {
+  ASSIGN_OR_RETURN(const double seconds, WaitOf(query));
+  const std::string& name = visit->lookup_name();
+  const auto answer =
+      std::make_shared<WarmAnswer>(reply, visit, name, SteadyNow() + absl::Seconds(seconds));
+  if (!store->brings()) {
+    const absl::StatusOr<Document> document = documents->Get(name);
+    RETURN_IF_ERROR(visit->Told(document.status()));
+    if (document->state != DocumentState::kReady) return BeingRead(*document);
+    answer->End(absl::OkStatus());
+    return absl::OkStatus();
+  }
+  brings->Bring(
+      name,
+      {.progress = [answer](const kvstore::ContextComes& comes) { return answer->Tell(comes); },
+       .done = [answer](const absl::Status& here, std::shared_ptr<void>) { answer->End(here); }});
+  if (seconds == 0) (void)answer->Tell({});
+  return absl::OkStatus();
+}
+
 absl::Status ContextsApi::AnswerText(const Document& document, const std::string& query,
                                      const std::shared_ptr<kvstore::Visit>& visit,
                                      const std::shared_ptr<HttpReply>& reply) const {
-  constexpr double kMostSeconds = 600;
-  const std::string given = QueryParameter(query, "wait");
-  double seconds = 0;
-  if (!given.empty() &&
-      (!absl::SimpleAtod(given, &seconds) || !(seconds >= 0 && seconds <= kMostSeconds))) {
-    return WithParam(
-        absl::InvalidArgumentError(absl::StrCat("wait=", Shown(given, 64),
-                                                ": must be seconds in [0, ", kMostSeconds, "]")),
-        "wait");
+  ASSIGN_OR_RETURN(const double seconds, WaitOf(query));
+  if (document.state == DocumentState::kReady && store->brings()) {
+    BringAndSendText(document, visit, reply);
+    return absl::OkStatus();
   }
   if (document.state == DocumentState::kReady) return SendText(document, *visit, *reply);
   if (document.state == DocumentState::kFailed) return document.error;

@@ -4,6 +4,8 @@
 //           GET    /v1/contexts/NAME         one
 //           GET    /v1/contexts/NAME/events  how it comes to be, as server-sent events
 //           GET    /v1/contexts/NAME/text    its document, as sources count its bytes
+//           POST   /v1/contexts/NAME/warm    has it brought to where it is read, if it is elsewhere; waits for ?wait=
+//                                            seconds, else says how far it is (202)
 //           DELETE /v1/contexts/NAME         cancels it, or deletes it
 // Errors: as documents.h; InvalidArgument a text that is too long (names the bound), or no text;
 //         (In it nothing is a control token.) PermissionDenied, ResourceExhausted what a key may not do, or its tenant has used up.
@@ -18,6 +20,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "http_api/brings.h"
 #include "http_api/chat_template.h"
 #include "http_api/documents.h"
 #include "http_api/http_message.h"
@@ -40,6 +43,7 @@ struct ContextsApi {
   int64_t max_text_bytes;
   RunLater later;
   StillAllowed* still_allowed;
+  Brings* brings;  // null likewise
 
   // Of a visit that may make this call; name: what the route's {} stands for.
   absl::Status Handle(const HttpRequest& request, const HttpRoute& route, const std::string& name,
@@ -53,6 +57,11 @@ struct ContextsApi {
   absl::StatusOr<std::string> TextOf(const Document& document) const;
   absl::Status SendText(const Document& document, const kvstore::Visit& visit,
                         HttpReply& reply) const;
+  absl::Status Warm(const std::string& query, const std::shared_ptr<kvstore::Visit>& visit,
+                    const std::shared_ptr<HttpReply>& reply) const;
+  // Once its context is here.
+  void BringAndSendText(const Document& document, const std::shared_ptr<kvstore::Visit>& visit,
+                        const std::shared_ptr<HttpReply>& reply) const;
   absl::Status AnswerText(const Document& document, const std::string& query,
                           const std::shared_ptr<kvstore::Visit>& visit,
                           const std::shared_ptr<HttpReply>& reply) const;

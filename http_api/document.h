@@ -29,6 +29,8 @@ struct Document {
   std::string index;
   int64_t created_unix_s = 0;
   bool usable = true;  // of this model, as it is opened here; only such are answered from
+  bool resident =
+      true;  // here; else it is brought when somebody asks it, and whether it is usable is known then
 };
 
 // InvalidArgument (code context_length_exceeded): it is empty, or leaves the model no room for a question.

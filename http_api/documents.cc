@@ -92,7 +92,8 @@ class PrefillingDocuments final : public Documents {
       {
         absl::MutexLock lock(&mu_);
         const KnownContext* const known = known_.Find(summary.name());
-        if (known != nullptr && known->document.content_id == summary.content_id()) {
+        if (known != nullptr && known->document.content_id == summary.content_id() &&
+            known->document.resident == !summary.elsewhere()) {
           entry = *known;
           continue;
         }
@@ -241,6 +242,9 @@ class PrefillingDocuments final : public Documents {
 
   absl::Status CheckWritable() const {
     if (config_.writable) return absl::OkStatus();
+    if (!config_.why_not_writable.empty()) {
+      return absl::FailedPreconditionError(config_.why_not_writable);
+    }
     return absl::FailedPreconditionError(
         "documents are taken in and deleted by a process that has the store to itself: "
         "carrel api --store FOLDER, without --read-only");

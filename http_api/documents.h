@@ -41,6 +41,8 @@ namespace carrel::http_api {
 struct DocumentsConfig {
   library::StoreAddress address;  // of the store
   bool writable = false;
+  std::string
+      why_not_writable;        // what who brings a document is told; empty: that a folder is needed
   std::string index = "flat";  // of contexts that are made here
   bool on_gpu = false;         // prefill
   int64_t max_queued = 16;     // documents that wait for prefill; one more is refused

@@ -44,9 +44,10 @@ class TriedStore final : public library::StoreAccess {
   absl::StatusOr<std::unique_ptr<decoder::StoreClient>> NewClient(ThreadPool* pool) override {
     return real_->NewClient(pool);
   }
-  absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> NewContextClient() override {
+  absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> NewContextClient(
+      const std::string& context) override {
     if (std::this_thread::get_id() != test_ && plant) plant();
-    return real_->NewContextClient();
+    return real_->NewContextClient(context);
   }
   absl::StatusOr<std::vector<TokenId>> DocumentTokens(const std::string& context,
                                                       const std::string& content_id) override {

@@ -18,6 +18,7 @@ constexpr HttpRoute kRoutes[] = {
     {"GET", "/", true, BodyBound::kNone},
     {"GET", "/health", true, BodyBound::kNone},
     {"GET", "/healthz", true, BodyBound::kNone},
+    {"GET", "/ready", true, BodyBound::kNone},
     {"GET", "/metrics", false, BodyBound::kNone},
     {"GET", "/v1/models", false, BodyBound::kNone},
     {"GET", "/v1/models/{}", false, BodyBound::kNone},
@@ -29,6 +30,7 @@ constexpr HttpRoute kRoutes[] = {
     {"DELETE", "/v1/contexts/{}", false, BodyBound::kNone},
     {"GET", "/v1/contexts/{}/events", false, BodyBound::kNone},
     {"GET", "/v1/contexts/{}/text", false, BodyBound::kNone},
+    {"POST", "/v1/contexts/{}/warm", false, BodyBound::kNone},
 };
 
 int HexDigit(char c) {

@@ -73,8 +73,8 @@ TEST(FindRoute, EveryRoute_HasItsRight) {
     EXPECT_FALSE(route.route->open);
     ++found;
   }
-  EXPECT_EQ(found, 11);
-  for (const char* open : {"/", "/health", "/healthz"}) {
+  EXPECT_EQ(found, 12);
+  for (const char* open : {"/", "/health", "/healthz", "/ready"}) {
     EXPECT_TRUE(FindRoute("GET", ParseTarget(open)->segments).route->open);
     EXPECT_FALSE(kvstore::RightOf(absl::StrCat("GET ", open)).ok());
   }

@@ -70,6 +70,8 @@ absl::StatusOr<ReadContext> ReadContext::From(const v1::ListResponse_Summary& su
               .index = summary.index_kind(),
               .created_unix_s = summary.created_unix_s()};
   read.known.used = absl::FromUnixSeconds(summary.created_unix_s());
+  document.resident = !summary.elsewhere();
+  if (!document.resident) return read;
   const absl::StatusOr<v1::Manifest> manifest = client.Get(summary.name());
   if (absl::IsNotFound(manifest.status())) return read;  // deleted meanwhile
   RETURN_IF_ERROR(manifest.status());

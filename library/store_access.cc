@@ -1,22 +1,17 @@
 #include "library/store_access.h"
 
-#include <grpcpp/grpcpp.h>
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <atomic>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "common/descriptor_limit.h"
 #include "common/file.h"
-#include "common/http_proxy.h"
 #include "common/status.h"
-#include "decoder/client/resuming_client.h"
-#include "decoder/client/store_client_credentials.h"
-#include "decoder/client/store_client_grpc.h"
+#include "decoder/client/store_client.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/format/manifest.h"
 #include "kvstore/service/context_client.h"
@@ -26,6 +21,7 @@
 #include "library/document_tokens.h"
 #include "library/embedded_client.h"
 #include "library/quiet_log.h"
+#include "library/remote_store.h"
 
 namespace carrel::library {
 namespace {
@@ -51,53 +47,6 @@ absl::StatusOr<std::string> ReadKeyFile(const std::string& path) {
   return std::string(key);
 }
 
-// gRPC ends the process where it finds no descriptors for itself, as it begins.
-absl::Status CheckDescriptorsOfGrpc() {
-  constexpr int64_t kItsOwn = 16;
-  static std::atomic<bool> begun{false};
-  if (begun) return absl::OkStatus();
-  RETURN_IF_ERROR(CheckFreeDescriptors(kItsOwn));
-  begun = true;
-  return absl::OkStatus();
-}
-
-class RemoteStore final : public StoreAccess {
- public:
-  explicit RemoteStore(const StoreAddress& address) : address_(address) {}
-
-  // The files are read for each connection: what was renewed meanwhile is used.
-  absl::StatusOr<std::unique_ptr<decoder::StoreClient>> NewClient(ThreadPool*) override {
-    return decoder::MakeResumingClient(
-        {.connect = [address = address_](absl::Duration within, const std::string& context)
-             -> absl::StatusOr<std::unique_ptr<decoder::StoreClient>> {
-           RETURN_IF_ERROR(CheckDescriptorsOfGrpc());
-           ASSIGN_OR_RETURN(const ServerLogin login, address.Login());
-           return decoder::ConnectToStore(address.server, within, login, address.request_timeout,
-                                          context);
-         },
-         .retry_for = address_.retry_for,
-         .open_within = kDeadline,
-         .tell = address_.tell});
-  }
-  absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> NewContextClient() override {
-    RETURN_IF_ERROR(CheckDescriptorsOfGrpc());
-    ASSIGN_OR_RETURN(const ServerLogin login, address_.Login());
-    const auto channel = grpc::CreateCustomChannel(address_.server, decoder::CredentialsOf(login),
-                                                   decoder::ProxyArguments(address_.server));
-    return std::make_unique<kvstore::ContextClient>(
-        channel, address_.server, kDeadline, login.key,
-        kvstore::ConnectionHints{.plain = !login.uses_tls(), .proxy = ProxyHint(address_.server)});
-  }
-  absl::StatusOr<std::vector<TokenId>> DocumentTokens(const std::string& context,
-                                                      const std::string& content_id) override {
-    ASSIGN_OR_RETURN(const auto client, NewContextClient());
-    return client->Tokens(context, content_id);
-  }
-
- private:
-  const StoreAddress address_;
-};
-
 class EmbeddedStore final : public StoreAccess {
  public:
   explicit EmbeddedStore(std::unique_ptr<kvstore::Engine> engine) : engine_(std::move(engine)) {}
@@ -108,12 +57,14 @@ class EmbeddedStore final : public StoreAccess {
   absl::StatusOr<std::unique_ptr<decoder::StoreClient>> NewClient(ThreadPool* pool) override {
     return MakeEmbeddedClient(engine_.get(), pool);
   }
-  absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> NewContextClient() override {
+  absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> NewContextClient(
+      const std::string&) override {
     absl::MutexLock lock(&mu_);
     if (server_ == nullptr) {
       RETURN_IF_ERROR(CheckDescriptorsOfGrpc());
       kvstore::ServerConfig config;
       config.listen.clear();
+      config.source = source_;
       ASSIGN_OR_RETURN(server_, kvstore::Server::Start(config, engine_.get()));
     }
     return std::make_unique<kvstore::ContextClient>(server_->InProcessChannel(),
@@ -126,17 +77,25 @@ class EmbeddedStore final : public StoreAccess {
     RETURN_IF_ERROR(kvstore::CheckContentId(content_id, stored->manifest()));
     return ReadDocumentTokens(*stored);
   }
+  bool brings() const override { return source_ != nullptr; }
+  std::shared_ptr<void> Bring(const std::string& name, kvstore::ContextWaiter waiter) override {
+    if (source_ != nullptr) return source_->Bring(name, std::move(waiter));
+    return StoreAccess::Bring(name, std::move(waiter));
+  }
   kvstore::Store* store() override { return &engine_->store(); }
+  kvstore::Engine* engine() override { return engine_.get(); }
+  void SetSource(kvstore::ContextSource* source) override { source_ = source; }
 
  private:
   const std::unique_ptr<kvstore::Engine> engine_;
+  kvstore::ContextSource* source_ = nullptr;
   absl::Mutex mu_;
   std::unique_ptr<kvstore::Server> server_;  // written under mu_
 };
 
 }  // namespace
 
-absl::StatusOr<ServerLogin> StoreAddress::Login() const {
+absl::StatusOr<ServerLogin> StoreAddress::LoginTo(const std::string& at) const {
   ServerLogin login;
   if (tls.ca.empty() && !(tls.certificate.empty() && tls.key.empty())) {
     return absl::InvalidArgumentError("--tls-cert and --tls-key need --tls-ca");
@@ -145,10 +104,10 @@ absl::StatusOr<ServerLogin> StoreAddress::Login() const {
   if (key_file.empty()) return login;
   ASSIGN_OR_RETURN(login.key, ReadKeyFile(key_file));
   if (!login.uses_tls()) {
-    const auto address = kvstore::ParseListenAddress(server);
+    const auto address = kvstore::ParseListenAddress(at);
     if (!address.ok() || (address->unix_path.empty() && !kvstore::IsLoopback(*address))) {
       return absl::FailedPreconditionError(
-          absl::StrCat("the key of ", key_file, " would travel to ", server,
+          absl::StrCat("the key of ", key_file, " would travel to ", at,
                        " for everybody to read: --tls-ca is needed"));
     }
   }
@@ -162,11 +121,20 @@ absl::Status StoreAddress::Validate() const {
                                         : "only one of --store and --server can be given");
 }
 
+absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> StoreAccess::NewContextClient() {
+  return NewContextClient("");
+}
+
+std::shared_ptr<void> StoreAccess::Bring(const std::string&, kvstore::ContextWaiter waiter) {
+  waiter.done(absl::OkStatus());
+  return nullptr;
+}
+
 absl::StatusOr<std::unique_ptr<StoreAccess>> StoreAccess::Open(const StoreAddress& address,
                                                                kvstore::StoreMode mode) {
   QuietLog();
   RETURN_IF_ERROR(address.Validate());
-  if (!address.server.empty()) return std::make_unique<RemoteStore>(address);
+  if (!address.server.empty()) return OpenRemoteStore(address);
   ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Store> store,
                    kvstore::Store::Open(address.folder, mode));
   ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Engine> engine,

@@ -17,6 +17,7 @@
 #include "common/ids.h"
 #include "common/server_login.h"
 #include "common/thread_pool.h"
+#include "kvstore/engine/context_source.h"
 #include "kvstore/storage/store.h"
 
 namespace carrel::decoder {
@@ -24,6 +25,7 @@ class StoreClient;
 }
 namespace carrel::kvstore {
 class ContextClient;
+class Engine;
 class Store;
 }  // namespace carrel::kvstore
 
@@ -32,6 +34,8 @@ namespace carrel::library {
 struct StoreAddress {
   std::string folder;
   std::string server;
+  // Beside `server`, of the same contexts: which of them is asked about one, its name says (server_choice.h).
+  std::vector<std::string> other_servers;
   // Of clients that are decoders': how long a store that is gone is waited for; 0: not at all.
   absl::Duration retry_for = absl::ZeroDuration();
   // Of the same: how long the answer to one of their requests is waited for.
@@ -44,7 +48,8 @@ struct StoreAddress {
 
   absl::Status Validate() const;  // exactly one is given
   // InvalidArgument, NotFound: the files; FailedPrecondition: a key that would travel in the clear.
-  absl::StatusOr<ServerLogin> Login() const;
+  absl::StatusOr<ServerLogin> Login() const { return LoginTo(server); }
+  absl::StatusOr<ServerLogin> LoginTo(const std::string& at) const;
 };
 
 class StoreAccess {
@@ -56,7 +61,14 @@ class StoreAccess {
 
   // pool: counts for an embedded store only (MakeEmbeddedClient); null, or outlives the client.
   virtual absl::StatusOr<std::unique_ptr<decoder::StoreClient>> NewClient(ThreadPool* pool) = 0;
-  virtual absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> NewContextClient() = 0;
+  // context: that calls are about, where there are several servers; empty: any.
+  virtual absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> NewContextClient(
+      const std::string& context) = 0;
+  absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> NewContextClient();
+  // Whether contexts may have to come before they are opened (Bring); else what is listed is here.
+  virtual bool brings() const { return false; }
+  // As ContextSource::Bring: tells `done` once the context is where it is opened.
+  virtual std::shared_ptr<void> Bring(const std::string& name, kvstore::ContextWaiter waiter);
   // The tokens of a context's document, verified by the digest of its manifest. content_id: what the
   // context must hold, or the id's first 12 digits or more; empty: whatever it holds.
   // FailedPrecondition: it holds something else; Unimplemented: of a server of an older version.
@@ -64,6 +76,10 @@ class StoreAccess {
                                                               const std::string& content_id) = 0;
   // Of an embedded store: itself, as long as this lives; else null.
   virtual kvstore::Store* store() { return nullptr; }
+  // Likewise, what reads it; and where contexts come from that it lacks: before anything else is asked of it. The
+  // source outlives this, or what is asked of it.
+  virtual kvstore::Engine* engine() { return nullptr; }
+  virtual void SetSource(kvstore::ContextSource* source) { (void)source; }
 };
 
 }  // namespace carrel::library

@@ -90,6 +90,49 @@ TEST_F(BucketCliTest, BetweenServersAndABucket) {
   EXPECT_EQ(Carrel(Ask("theirs", {"--server", to})).out, answer_);
 }
 
+// Layers go while later ones are computed; the folder holds nothing afterwards.
+TEST_F(BucketCliTest, Prefill_GoesThere) {
+  Args prefill = Prefill("report", {"--staging", path("staging"), "--store", kBucketUri});
+  int before = 0;  // files that were there when the last layer was not
+  fake_.Intercept([&](const kvstore::FakeRequest& request) -> std::optional<kvstore::FakeReply> {
+    if (request.method == "PUT" && absl::StrContains(request.key, "/0000-")) {
+      for (const auto& [key, bytes] : fake_.Objects()) before += absl::StrContains(key, ".sst");
+    }
+    return std::nullopt;
+  });
+  const json sent = JsonInBucket(prefill);
+  fake_.Intercept(nullptr);
+  EXPECT_GT(before, 0) << "the token ids are the last file that is known";
+  EXPECT_GT(sent["bytes_ahead"], 0);
+  EXPECT_EQ(sent["sent_bytes"], sent["bytes"]);
+  EXPECT_EQ(JsonInBucket({"ls", "--store", kBucketUri})["contexts"][0]["content_id"],
+            sent["content_id"]);
+  EXPECT_EQ(JsonOf(Carrel({"ls", "--store", path("staging"), "--json"}))["contexts"],
+            json::array());
+  EXPECT_EQ(JsonInBucket({"gc", "--store", kBucketUri, "--grace", "0s"})["files"], 0);
+  ASSERT_THAT(InBucket({"pull", "report", kBucketUri, "--store", path("other")}), Succeeds());
+  EXPECT_EQ(AnswerOf(path("other"), "report"), answer_);
+  EXPECT_THAT(InBucket(prefill), FailsWith(kFailed, Texts{"ALREADY_EXISTS", "names/report"}));
+}
+
+TEST_F(BucketCliTest, PrefillThatIsCutOff_ShowsNothing_AndTheSameCommandGoesOn) {
+  const Args prefill = Prefill("report", {"--staging", path("staging"), "--store", kBucketUri});
+  fake_.Intercept([&](const kvstore::FakeRequest& request) -> std::optional<kvstore::FakeReply> {
+    if (request.method == "PUT" && absl::StrContains(request.key, "/manifest")) {
+      return kvstore::FakeReply{.status = 403, .body = "not now"};
+    }
+    return std::nullopt;
+  });
+  EXPECT_THAT(InBucket(prefill), FailsWith(kFailed, Texts{"the same command goes on"}));
+  fake_.Intercept(nullptr);
+  EXPECT_EQ(JsonInBucket({"ls", "--store", kBucketUri})["contexts"], json::array());
+  const json sent = JsonInBucket(prefill);
+  EXPECT_EQ(sent["sent_bytes"], 0);
+  EXPECT_EQ(sent["bytes_ahead"], 0);
+  ASSERT_THAT(InBucket({"pull", "report", kBucketUri, "--store", path("other")}), Succeeds());
+  EXPECT_EQ(AnswerOf(path("other"), "report"), answer_);
+}
+
 TEST_F(BucketCliTest, WhatIsDamaged_IsNamedAndNothingIsPublished) {
   ASSERT_THAT(InBucket({"push", kKept, kBucketUri, "--store", store_}), Succeeds());
   std::string key;
@@ -126,7 +169,11 @@ TEST_F(BucketCliTest, WhatCannotBe_IsRefusedByName) {
   // A bucket is no folder: nothing of that name is made.
   refused({"serve", "--store", kBucketUri, "--listen", "unix:" + SocketPath()}, {"is a bucket"});
   refused({"inspect", kKept, "--store", kBucketUri}, {"is a bucket"});
-  refused(Prefill("x", {"--store", kBucketUri}), {"is a bucket"});
+  refused(Prefill("x", {"--store", kBucketUri}), {"needs --staging FOLDER"});
+  refused(Prefill("x", {"--store", kBucketUri, "--staging", "s3://b"}), {"s3://b is a bucket"});
+  refused(Prefill("x", {"--store", kBucketUri, "--staging", path("s"), "--server", "unix:x"}),
+          {"--server with --store s3://"});
+  refused(Prefill("x", {"--staging", path("s")}), {"--staging is of --store s3://"});
   EXPECT_FALSE(fs::exists("s3:"));
 }
 

@@ -26,6 +26,11 @@ inline std::vector<std::pair<std::string, std::string>> BucketEnvironment(
           {"AWS_REGION", "us-east-1"}};
 }
 
+// A replica's flags, but for where its cache is.
+inline Args ReplicaOf(const std::string& cache, const std::string& cache_bytes = "1GB") {
+  return {"--remote", kBucketUri, "--cache", cache, "--cache-bytes", cache_bytes};
+}
+
 // SeaweedFS with the bucket made; null: the machine has none.
 inline std::unique_ptr<kvstore::ObjectServer> StartSeaweed(const std::string& folder) {
   auto server = kvstore::ObjectServer::Start(kvstore::ObjectServer::Kind::kSeaweed, folder);

@@ -86,6 +86,7 @@ def main():
     parser.add_argument("--folder", required=True, help="for stores, which are removed")
     parser.add_argument("--out", required=True, help="JSON lines are added here")
     parser.add_argument("--most", type=int, default=40000, help="tokens of the longest document")
+    parser.add_argument("--least", type=int, default=0, help="tokens of the shortest")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--prefill-device", default="cpu", choices=["cpu", "cuda"], help="questions are asked on the CPU")
     parser.add_argument("--max-tokens", type=int, default=24)
@@ -99,6 +100,8 @@ def main():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             for document in texts.documents(args.most):
+                if document.tokens < args.least:
+                    continue
                 for line in asked(args, model, document, folder):
                     lines.append(line)
                     out.write(json.dumps(line) + "\n")

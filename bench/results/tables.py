@@ -1,7 +1,8 @@
-"""Tables of the JSON lines that benchmarks write: plans, ways, promises, cores. Of each a section of docs/results.md, and
-what README.md takes of them."""
+"""Tables of JSON lines. Those that benchmarks write (plans, ways, promises, cores, choices): a section of docs/results.md each, and
+what README.md takes of them. Those with one line per row of a table, written by hand or by a program: measured()."""
 import json
 import pathlib
+import re
 import statistics
 
 from report import table  # bench/tasks, where render looks
@@ -14,6 +15,48 @@ def lines_of(name):
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+
+
+FIELDS = {"bench", "what", "machine", "commit", "date", "command", "figures"}
+
+
+def measurements():
+    """Lines with one row each, by file and bench."""
+    found = {}
+    for path in sorted(HERE.glob("*.jsonl")):
+        for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            line = json.loads(text, parse_float=str)  # digits as they were written
+            if "figures" not in line:
+                break  # of a benchmark that is summed up
+            if set(line) != FIELDS:
+                raise SystemExit(f"{path}:{number}: fields are {sorted(line)}, not {sorted(FIELDS)}")
+            found.setdefault((path.name, line["bench"]), []).append(line)
+    return found
+
+
+def measured(lines):
+    """A table with a row of each what and machine, the newest; under it how and where each was measured."""
+    newest = {}
+    for line in lines:
+        key = (*line["what"].items(), line["machine"])
+        if key not in newest or newest[key]["date"] <= line["date"]:
+            newest[key] = line
+    lines = list(newest.values())
+    names = list(dict.fromkeys(name for line in lines for name in line["what"]))
+    figures = list(dict.fromkeys(name for line in lines for name in line["figures"]))
+    machines = ["machine"] if len({line["machine"] for line in lines}) > 1 else []
+    rows = [[said(line["what"].get(name, "")) for name in names] + [line["machine"] for _ in machines] +
+            [said(line["figures"].get(name)) for name in figures] for line in lines]
+    head = names + machines + figures
+    right = [all(re.match(r"[-+−(]?[0-9]|-$|$", row[i]) for row in rows) for i in range(len(head))]
+    made = ["| " + " | ".join(head) + " |", "|" + "".join("---:|" if number else "---|" for number in right)]
+    made += ["| " + " | ".join(row) + " |" for row in rows]
+    sources = [f"`{command}`; {where(group)}." for (command, _), group in grouped(lines, "command", "machine").items()]
+    return "\n".join(made + [""] + (sources if len(sources) == 1 else [f"- {source}" for source in sources]))
+
+
+def said(value):
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else value
 
 
 def short(model):
@@ -51,7 +94,7 @@ class Plans(Section):
     """bench/plans: the default beside each way by name."""
     title, command = "The plan beside every way by name", "./run bench plans MODEL"
     text = ("Tokens per second, all clients together, of greedy answers: without a flag, and with each way that "
-            "`--plan` can fix. `ask`: the median of runs in turns; clients: over `carrel api`, one run. *Of the best* compares the "
+            "`--plan` can fix. `ask`: the median of runs in turns; clients: over `carrel api`, one run.\n\n*Of the best* compares the "
             "default with the fastest way by name; where it is that way itself, what is left is noise. Ways that select rows "
             "promise the default fidelity's error of 3% (below: what questions measure); dense ones lose nothing.")
 
@@ -151,7 +194,7 @@ class Cores(Section):
     """bench/cores: how prefill and decoding grow with threads."""
     title, command = "Threads", "./run bench cores MODEL"
     text = ("Tokens per second. Products: matrices of the model's shapes alone, 128 tokens at a time; weights: reading them once per "
-            "token, which no decoding beats. llama.cpp reads the same text and goes on from its saved rows. The cores of a virtual machine "
+            "token, which no decoding beats.\n\nllama.cpp reads the same text and goes on from its saved rows. The cores of a virtual machine "
             "are not all one's own: the floors of one run and the next differ by a third ([decision 096](decisions/096-all-the-cores.md)).")
 
     def table(self):
@@ -178,7 +221,7 @@ class Cores(Section):
 class Choices(Section):
     """bench/tasks/choice_bench: what each method's choice of rows is worth on the same queries."""
     title, command = "What methods choose, on the same queries", "./run bench choices MODEL STORE CONTEXT QUESTIONS ROWS,.. METHOD..."
-    text = ("Queries of dense decoding's answers to five questions; means over layers and tokens. Recall: the share of as many rows "
+    text = ("Queries of dense decoding's answers to five questions; means over layers and tokens.\n\nRecall: the share of as many rows "
             "with the largest exact scores that a method found; mass: the share of the softmax that its rows carry, with sink, local "
             "and new ones; error: of attention's output, relative to dense.\n\n`exact` is the best that a choice can do, and still leaves "
             "an error: what was not chosen is missing. `term` is the same with the estimation term, `balanced` the rows that the "
@@ -216,15 +259,16 @@ def spoken(values):
 
 
 def headline():
-    """README.md's table, of the largest model that was measured on each machine."""
-    rows, plans = [], Plans(lines_of("plans"))
-    for (machine, cores), group in grouped(list(plans.rows()), "machine", "cores").items():
-        model = max(row["model"] for row in group)
-        asked = sorted((row for row in group if row["model"] == model and row["clients"] == 0),
-                       key=lambda row: row["tokens"])
-        of_gpu = all(row["taken"].startswith("device") for row in asked)
-        served = sorted((row for row in group if row["model"] == model and row["clients"] == 32),
-                        key=lambda row: row["tokens"])
+    """README.md's table, of the largest model that was measured on a GPU and on a CPU."""
+    rows, found = [], {}
+    for row in Plans(lines_of("plans")).rows():
+        of_gpu = row["taken"].startswith("device")
+        found.setdefault(of_gpu, {}).setdefault((row["model"], row["machine"], row["cores"]), []).append(row)
+    for of_gpu, groups in found.items():
+        model, machine, cores = max(groups)
+        group = groups[model, machine, cores]
+        asked = sorted((row for row in group if row["clients"] == 0), key=lambda row: row["tokens"])
+        served = sorted((row for row in group if row["clients"] == 32), key=lambda row: row["tokens"])
         said = f"{spoken([row['speed'] for row in asked])} tokens/s behind {spoken_tokens(asked)} tokens"
         if served:
             said += f"; 32 clients of `carrel api` {spoken([row['speed'] for row in served])}"

@@ -190,9 +190,12 @@ def methods_part(found):
 
 
 def headline_part(found):
-    """For README.md: each run in a line."""
-    rows = []
+    """For README.md: a line of each model and device, of the machine where most was asked."""
+    rows, most = [], {}
     for run in found:
+        where = run.first["model"], run.first["device"]
+        most[where] = max(most.get(where, run), run, key=lambda other: len(other.pairs("balanced")))
+    for run in most.values():
         for setting in ("balanced",):
             pairs, lines = run.pairs(setting), run.select(setting)
             if pairs:

@@ -64,6 +64,7 @@ class Bench:
         self.folder = pathlib.Path(args.folder)
         self.file = results.File(args.out, args.timed)
         self.device = ["--device", "cuda"] if args.device == "cuda" else []
+        self.prefill_device = ["--device", args.prefill_device or args.device]
         self.beyond = ["--lab", "beyond-trained"] if args.beyond_trained else []
         self.same = {"commit": args.commit or provenance.commit() or fail("no git here: --commit says which it is"),
                      "machine": provenance.machine(args.device), "device": args.device, "threads": args.threads,
@@ -85,7 +86,7 @@ class Bench:
             if name not in self.ratios:
                 text = documents.make(wanted, 4 * sample, self.args.questions, 0).text
                 pieces = [text[at:at + sample // 3] for at in (500, len(text) // 2, len(text) - sample // 3)]
-                asked = self.of_model("ask", *self.device, "--raw", "--max-tokens", "1", "".join(pieces))
+                asked = self.of_model("ask", *self.prefill_device, "--raw", "--max-tokens", "1", "".join(pieces))
                 self.ratios[name] = sample / 3 * len(pieces) / asked["prompt_tokens"]
             return self.ratios[name]
 
@@ -96,7 +97,11 @@ class Bench:
             found += settings.equal_rows(balanced_rows())
         if "published" in self.args.settings:
             found += settings.as_published(tokens)
-        return [setting for setting in found if not (setting.cpu_only and self.args.device == "cuda")]
+        methods = self.args.methods
+        if self.args.device == "cpu":  # a GPU's prompts attend to every row as they are
+            found = [setting if setting in settings.OURS else settings.dense_prompts(setting) for setting in found]
+        return [setting for setting in found if not (setting.cpu_only and self.args.device == "cuda") and
+                (setting in settings.OURS or not methods or setting.name.split(",")[0] in methods)]
 
     def is_done(self, wanted, length, seed):
         """Whether nothing is left to run, as far as lines tell: no document is prefilled to find that out."""
@@ -133,7 +138,7 @@ class Case:
         if self.inspect(name) is None:
             path = self.folder / "document.txt"
             path.write_text(documents.CHATS[self.args.chat][0] + document.text, encoding="utf-8")
-            self.bench.of_model("prefill", *self.bench.device, *self.bench.beyond, "--raw", "--quiet", "--input",
+            self.bench.of_model("prefill", *self.bench.prefill_device, *self.bench.beyond, "--raw", "--quiet", "--input",
                                 str(path), "--store", str(self.store), "--name", name)
         return name
 
@@ -246,6 +251,7 @@ def main(arguments=None):
     for name in ("carrel", "model", "folder", "out"):
         parser.add_argument("--" + name, required=True)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--prefill-device", choices=["cpu", "cuda"], help="by default --device")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--chat", choices=list(documents.CHATS), default="chatml", help="what a turn looks like")
     parser.add_argument("--lengths", nargs="+", type=number, default=[8000], help="tokens of a document: 8k, 30k")
@@ -258,6 +264,8 @@ def main(arguments=None):
     parser.add_argument("--settings", nargs="+", default=[setting.name for setting in settings.OURS],
                         choices=[*(setting.name for setting in settings.OURS), "rows", "published"],
                         help="rows: every method with balanced's rows; published: as its paper has it")
+    parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD",
+                        help="of rows and published these alone: pages landmarks; default: all")
     parser.add_argument("--beyond-trained", action="store_true", help="take documents beyond the trained length")
     parser.add_argument("--jobs", type=int, default=1, help="documents at a time; more of them are sooner done, but then "
                         "times say nothing")

@@ -28,6 +28,11 @@ def lab(**values):
     return tuple(word for name, value in values.items() for word in ("--lab", f"{name.replace('_', '-')}={value}"))
 
 
+def dense_prompts(setting):
+    """The same, and the question attends to every row: what the papers measure. Carrel's own choose rows for it on a CPU."""
+    return dataclasses.replace(setting, flags=(*setting.flags, *lab(prompt_rows="all")))
+
+
 DENSE, BALANCED = Setting("dense", ("--top-k", "all")), Setting("balanced", ("--fidelity", "balanced"))
 OURS = (DENSE, BALANCED, Setting("fast", ("--fidelity", "fast")), Setting("faithful", ("--fidelity", "faithful")))
 

@@ -124,7 +124,8 @@ absl::StatusOr<v1::OpenReply> ResumingClient::Open(const v1::Open& open) {
   const absl::Time until = absl::Now() + config_.open_within;
   Backoff backoff;
   absl::Status status = ConnectAndOpen(config_.open_within);
-  while (!status.ok() && retry && absl::IsUnavailable(status)) {
+  // What the store answered stands: it asked for the context elsewhere for as long as that makes sense.
+  while (!status.ok() && retry && absl::IsUnavailable(status) && !Answered(status)) {
     const absl::Duration pause = backoff.Next();
     if (absl::Now() + pause >= until) break;
     absl::SleepFor(pause);

@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "carrel/v1/retrieval.grpc.pb.h"
 #include "common/http_proxy.h"
+#include "common/routing.h"
 #include "common/status.h"
 #include "common/thrown.h"
 #include "decoder/client/store_client_credentials.h"
@@ -39,6 +40,8 @@ absl::Status BrokenStream(const absl::Status& status) {
     case absl::StatusCode::kOk:
       return absl::UnavailableError("the store ended the session");
     case absl::StatusCode::kUnavailable:
+      if (Answered(status)) return status;
+      [[fallthrough]];
     case absl::StatusCode::kCancelled:
     case absl::StatusCode::kUnknown:
     case absl::StatusCode::kInternal:
@@ -78,7 +81,10 @@ class GrpcStoreClient : public StoreClient {
                   absl::Duration request_timeout, const std::string& context)
       : stub_(v1::RetrievalService::NewStub(channel)), request_timeout_(request_timeout) {
     if (!key.empty()) context_.AddMetadata("authorization", "Bearer " + key);
-    if (!context.empty()) context_.AddMetadata(kContextMetadata, context);
+    if (!context.empty()) {
+      context_.AddMetadata(kContextMetadata, context);
+      context_.AddMetadata(kContextHeader, ContextHeaderValue(context));
+    }
     stream_ = stub_->Session(&context_);
     reader_ = std::thread([this] { ReadAll(); });
   }
@@ -160,7 +166,10 @@ void GrpcStoreClient::ReadAll() {
     return absl::OkStatus();
   });
   if (!status.ok()) context_.TryCancel();
-  const absl::Status end = FromGrpc(stream_->Finish());
+  absl::Status end = FromGrpc(stream_->Finish());
+  if (!end.ok() && context_.GetServerTrailingMetadata().count(kAnsweredMetadata) > 0) {
+    end.SetPayload(kAnsweredUrl, absl::Cord("1"));
+  }
   absl::MutexLock lock(&mu_);
   ended_ = true;
   end_ = status.ok() ? end : status;
@@ -295,17 +304,25 @@ void GrpcStoreClient::Forget(RequestId id) {
   it->second.parts.clear();
 }
 
+bool Connects(grpc::Channel& channel, absl::Time until, bool patient) {
+  const auto deadline = absl::ToChronoTime(until);
+  for (auto state = channel.GetState(true); state != GRPC_CHANNEL_READY;
+       state = channel.GetState(true)) {
+    if (!patient && state == GRPC_CHANNEL_TRANSIENT_FAILURE) return false;
+    if (!channel.WaitForStateChange(state, deadline)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<StoreClient>> ConnectToStore(const std::string& address,
-                                                            absl::Duration deadline,
-                                                            const ServerLogin& login,
-                                                            absl::Duration request_timeout,
-                                                            const std::string& context) {
+absl::StatusOr<std::unique_ptr<StoreClient>> ConnectToStore(
+    const std::string& address, absl::Duration deadline, const ServerLogin& login,
+    absl::Duration request_timeout, const std::string& context, bool patient) {
   const absl::Time until = absl::Now() + deadline;
   const std::shared_ptr<grpc::Channel> channel =
       grpc::CreateCustomChannel(address, CredentialsOf(login), MakeChannelArguments(address));
-  if (!channel->WaitForConnected(absl::ToChronoTime(until))) {
+  if (!Connects(*channel, until, patient)) {
     return absl::UnavailableError(absl::StrCat("connect to ", address, ": no server within ",
                                                absl::FormatDuration(deadline), HintOf(login),
                                                ProxyHint(address)));

@@ -22,11 +22,13 @@ namespace carrel::decoder {
 // address: "unix:PATH" or "HOST:PORT". Connects within the deadline or fails.
 // request_timeout: how long each answer is waited for until it begins, and from part to part. The
 // store is told, and leaves what is late; here it is DeadlineExceeded, and the session goes on.
-// context: what is to be opened, for who stands between and chooses a server by it (the metadata kContextMetadata);
-// empty: nothing is said.
+// patient: a server that does not listen now may come within the deadline; false: the first refusal is final.
+// context: what is to be opened, for who stands between and chooses a server by it (the metadata kContextMetadata,
+// and common/routing.h's); empty: nothing is said.
 absl::StatusOr<std::unique_ptr<StoreClient>> ConnectToStore(
     const std::string& address, absl::Duration deadline, const ServerLogin& login = {},
-    absl::Duration request_timeout = absl::InfiniteDuration(), const std::string& context = "");
+    absl::Duration request_timeout = absl::InfiniteDuration(), const std::string& context = "",
+    bool patient = true);
 inline constexpr char kContextMetadata[] = "carrel-context-bin";
 
 // The same over a channel that exists. key: presented; empty: none.

@@ -5,6 +5,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "carrel/v1/retrieval.pb.h"
+#include "common/routing.h"
 #include "common/shown.h"
 #include "common/status.h"
 
@@ -24,6 +25,8 @@ std::string Describe(const v1::SessionRequest& request) {
 absl::Status AnnotateOnce(const absl::Status& status, absl::string_view what) {
   return absl::StartsWith(status.message(), what) ? status : Annotate(status, what);
 }
+
+bool Answered(const absl::Status& status) { return status.GetPayload(kAnsweredUrl).has_value(); }
 
 absl::StatusOr<v1::SessionReply> TakeReply(v1::SessionReply reply, absl::string_view what) {
   if (!reply.has_error()) return reply;

@@ -19,6 +19,9 @@ std::string Describe(const v1::SessionRequest& request);
 // What the store said is not said twice.
 absl::Status AnnotateOnce(const absl::Status& status, absl::string_view what);
 
+// A status that the store itself answered with, where asking again would not help (common/routing.h).
+bool Answered(const absl::Status& status);
+
 // A reply to `what`, as Next gives it: an Error becomes its status.
 absl::StatusOr<v1::SessionReply> TakeReply(v1::SessionReply reply, absl::string_view what);
 // The reply to Open. DataLoss: it is one to something else.

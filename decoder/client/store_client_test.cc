@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "carrel/v1/retrieval.grpc.pb.h"
+#include "common/routing.h"
 #include "common/test_util.h"
 #include "decoder/client/store_client_grpc.h"
 
@@ -41,16 +42,21 @@ class ScriptedStore : public v1::RetrievalService::Service {
   }
   // What the last session presented as its context; empty: nothing.
   std::string context() const { return context_; }
+  std::string header() const { return header_; }  // the same, as routers hash it
   grpc::Status Session(grpc::ServerContext* call, Stream* stream) override {
     const auto found = call->client_metadata().find(kContextMetadata);
     if (found != call->client_metadata().end()) {
       context_.assign(found->second.data(), found->second.size());
     }
+    const auto header = call->client_metadata().find(kContextHeader);
+    if (header != call->client_metadata().end()) {
+      header_.assign(header->second.data(), header->second.size());
+    }
     return script_(stream);
   }
 
  private:
-  std::string context_;
+  std::string context_, header_;
   const Script script_;
   std::unique_ptr<grpc::Server> server_;
 };
@@ -178,6 +184,7 @@ TEST(StoreClient, TheContext_IsInTheMetadataOfTheCall) {
     CARREL_ASSERT_OK(client);
     CARREL_ASSERT_OK((*client)->Open(MakeOpen()));
     EXPECT_EQ(store.context(), name);
+    EXPECT_EQ(store.header(), ContextHeaderValue(name));
   }
 }
 

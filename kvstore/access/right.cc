@@ -15,6 +15,7 @@ constexpr RpcRight kTable[] = {
     {"ContextService.Tokens", Right::kOpen},    {"ContextService.Statistics", Right::kList},
     {"ContextService.Verify", Right::kAdmin},   {"ContextService.Export", Right::kOpen},
     {"ContextService.Import", Right::kImport},  {"ContextService.Delete", Right::kDelete},
+    {"ContextService.Warm", Right::kOpen},      {"ContextService.Locate", Right::kOpen},
     {"RetrievalService.Session", Right::kOpen},
 };
 
@@ -31,6 +32,7 @@ constexpr RpcRight kHttpTable[] = {
     {"DELETE /v1/contexts/{}", Right::kDelete},
     {"GET /v1/contexts/{}/events", Right::kList},
     {"GET /v1/contexts/{}/text", Right::kOpen},
+    {"POST /v1/contexts/{}/warm", Right::kOpen},
 };
 
 }  // namespace

@@ -27,7 +27,10 @@ constexpr size_t kFixedBytes = 24;
 constexpr int64_t kMostManifestObject = int64_t{400} << 20;
 constexpr int64_t kMostNameObject = 64 << 10;
 
-std::string DigestOf(absl::string_view bytes) { return absl::HexStringToBytes(Sha256Hex(bytes)); }
+// Some servers quote it in lists, all in headers.
+absl::string_view BareEtag(absl::string_view etag) {
+  return absl::StripSuffix(absl::StripPrefix(etag, "\""), "\"");
+}
 
 bool IsHex(absl::string_view text, size_t digits) {
   return text.size() == digits && std::all_of(text.begin(), text.end(), [](char c) {
@@ -75,7 +78,7 @@ std::string BucketManifest::Encode() const {
   AppendLittleEndian(out, uint64_t{stream.size()});
   out += stream;
   for (const std::string& digest : digests) out += absl::HexStringToBytes(digest);
-  return out + DigestOf(out);
+  return out + StreamDigest(out);
 }
 
 absl::StatusOr<BucketManifest> BucketManifest::Decode(absl::string_view bytes,
@@ -92,7 +95,7 @@ absl::StatusOr<BucketManifest> BucketManifest::Decode(absl::string_view bytes,
                                                       ", this program reads version ", kVersion));
   }
   const absl::string_view proven = bytes.substr(0, bytes.size() - 32);
-  if (DigestOf(proven) != bytes.substr(proven.size())) {
+  if (StreamDigest(proven) != bytes.substr(proven.size())) {
     return refuse("it does not match its SHA-256");
   }
   const auto size = LoadLittleEndian<uint64_t>(bytes.data() + 16);
@@ -214,11 +217,19 @@ absl::StatusOr<BoundName> Bucket::ReadName(const std::string& name) const {
 }
 
 absl::StatusOr<std::vector<BoundName>> Bucket::ListNames(
-    std::vector<absl::Status>* unreadable) const {
+    std::vector<absl::Status>* unreadable, const std::map<std::string, BoundName>* known) const {
   std::vector<BoundName> names;
   const std::string folder = Folder("names");
   RETURN_IF_ERROR(client_->ForEach(folder, [&](const ListedObject& object) -> absl::Status {
-    absl::StatusOr<BoundName> name = ReadName(object.key.substr(folder.size()));
+    const std::string listed = object.key.substr(folder.size());
+    if (known != nullptr && !object.etag.empty()) {
+      const auto before = known->find(listed);
+      if (before != known->end() && BareEtag(before->second.etag) == BareEtag(object.etag)) {
+        names.push_back(before->second);
+        return absl::OkStatus();
+      }
+    }
+    absl::StatusOr<BoundName> name = ReadName(listed);
     if (absl::IsNotFound(name.status())) return absl::OkStatus();  // freed meanwhile
     if (absl::IsDataLoss(name.status()) || absl::IsInvalidArgument(name.status())) {
       unreadable->push_back(Annotate(name.status(), client_->UriOf(object.key)));

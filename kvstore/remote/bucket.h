@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -76,8 +77,11 @@ class Bucket {
   std::string Folder(absl::string_view folder) const;
 
   absl::StatusOr<BoundName> ReadName(const std::string& name) const;
-  // What cannot be read is appended to `unreadable`.
-  absl::StatusOr<std::vector<BoundName>> ListNames(std::vector<absl::Status>* unreadable) const;
+  // What cannot be read is appended to `unreadable`. known: by name, as read before: those whose objects have the
+  // same ETag still are not read again, so that a look at many names is a list; null: none.
+  absl::StatusOr<std::vector<BoundName>> ListNames(
+      std::vector<absl::Status>* unreadable,
+      const std::map<std::string, BoundName>* known = nullptr) const;
   // NotFound: none, or not any more.
   absl::StatusOr<BucketManifest> ReadManifest(const std::string& id) const;
   // Of a name: also that it is the manifest that the name is bound to.

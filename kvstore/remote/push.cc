@@ -251,8 +251,7 @@ absl::StatusOr<Pushed> PushContext(const Bucket& bucket, ContextExport& from,
       if (piece.empty()) return absl::DataLossError("push: the context ends before its digests do");
       digest.append(piece.data(), piece.size());
     }
-    RETURN_IF_ERROR(pusher->AddFile(static_cast<int64_t>(i),
-                                    ExportedFile(from, static_cast<int64_t>(i)),
+    RETURN_IF_ERROR(pusher->AddFile(static_cast<int64_t>(i), from.File(static_cast<int64_t>(i)),
                                     absl::BytesToHexString(digest), nullptr));
   }
   return pusher->Publish(as, std::move(header));

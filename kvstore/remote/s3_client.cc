@@ -36,6 +36,14 @@ std::string Scrubbed(std::string text, const Credentials& credentials) {
   for (const std::string* secret : {&credentials.secret_key, &credentials.session_token}) {
     if (!secret->empty()) text = absl::StrReplaceAll(text, {{*secret, "[secret]"}});
   }
+  // Of a request's Authorization or URL, which some repeat.
+  constexpr absl::string_view kSignature = "Signature=";
+  for (size_t at = 0; (at = text.find(kSignature, at)) != std::string::npos;) {
+    const size_t begin = at + kSignature.size();
+    at = std::min(text.find_first_not_of("0123456789abcdef", begin), text.size());
+    text.replace(begin, at - begin, "[signature]");
+    at = begin;
+  }
   return text;
 }
 

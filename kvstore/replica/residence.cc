@@ -12,6 +12,7 @@
 #include "common/steady_time.h"
 #include "common/thrown.h"
 #include "kvstore/engine/engine.h"
+#include "kvstore/format/context_name.h"
 
 namespace carrel::kvstore {
 namespace {
@@ -21,6 +22,16 @@ constexpr absl::Duration kTellEvery = absl::Seconds(1);
 constexpr absl::Duration kKeepTold = absl::Seconds(5);
 // How soon it is seen that a context was closed, which makes room: nobody tells.
 constexpr absl::Duration kRoomEvery = absl::Milliseconds(200);
+
+// That a bucket does not take this server's own credentials is no fault of who asks, nor his to read.
+absl::Status ToldOf(const std::string& name, const absl::Status& status) {
+  if (!absl::IsUnauthenticated(status) && !absl::IsPermissionDenied(status)) return status;
+  return absl::UnavailableError(absl::StrCat(
+      "context \"", Shown(name), "\": the bucket does not take this server's credentials"));
+}
+
+// Of a status: the bucket said nothing of a name, and would not of another.
+constexpr char kNoAnswerUrl[] = "carrel/no-answer";
 
 std::string Called(const std::string& name) {
   return absl::StrCat("context \"", Shown(name), "\"");
@@ -45,7 +56,8 @@ ResidenceTarget TargetOf(Engine& engine) {
   return {.list = list,
           .remove = [&engine](const std::string& name) { return engine.Delete(name); },
           .is_open = [&engine](const std::string& name) { return engine.IsOpen(name); },
-          .import = [&engine](const std::string& name) { return engine.Import(name); }};
+          .import = [&engine](const std::string& name) { return engine.Import(name); },
+          .describe = [&engine](const std::string& name) { return engine.Get(name); }};
 }
 
 Residence::Residence(const ResidenceConfig& config, std::unique_ptr<Bucket> names,
@@ -82,19 +94,38 @@ absl::StatusOr<std::unique_ptr<Residence>> Residence::Create(const ResidenceConf
     residence->threads_.emplace_back([self = residence.get()] { self->RunPulls(); });
   }
   residence->threads_.emplace_back([self = residence.get()] { self->RunLooks(); });
+  residence->threads_.emplace_back([self = residence.get()] { self->RunTells(); });
   return residence;
 }
 
 Residence::~Residence() {
+  End();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void Residence::End() {
+  std::vector<std::pair<std::string, std::list<Waiting>>> waiting;
   {
     absl::MutexLock lock(&mu_);
+    if (ended_) return;
     ended_ = true;
+    std::vector<std::shared_ptr<Pull>> pulls;  // waiting lets go of the lock
+    for (const auto& [name, pull] : pulls_) pulls.push_back(pull);
+    for (const std::shared_ptr<Pull>& pull : pulls) {
+      const auto quiet = [&pull, this] {
+        mu_.AssertReaderHeld();
+        return !pull->telling;
+      };
+      mu_.Await(absl::Condition(&quiet));
+      waiting_ -= static_cast<int64_t>(pull->waiting.size());
+      waiting.emplace_back(pull->name, std::move(pull->waiting));
+      pull->waiting.clear();
+    }
   }
   if (config_.stop != nullptr) *config_.stop = true;
-  for (std::thread& thread : threads_) thread.join();
-  for (auto& [name, pull] : pulls_) {
-    for (const Waiting& one : pull->waiting) {
-      if (one.waiter.done && !one.handle.expired()) {
+  for (const auto& [name, all] : waiting) {
+    for (const Waiting& one : all) {
+      if (const auto held = one.handle.lock(); held != nullptr && one.waiter.done) {
         one.waiter.done(absl::CancelledError(absl::StrCat(Called(name), ": the server ends")));
       }
     }
@@ -107,15 +138,19 @@ bool Residence::Wanted(const Pull& pull) const {
 }
 
 std::shared_ptr<void> Residence::Bring(const std::string& name, ContextWaiter waiter) {
-  auto handle = std::make_shared<int>(0);
+  auto handle = std::make_shared<Handle>();
   absl::Status now;
   {
     absl::MutexLock lock(&mu_);
     const auto local = local_.find(name);
     if (ended_) {
       now = absl::CancelledError(absl::StrCat(Called(name), ": the server ends"));
+    } else if (!ValidateContextName(name).ok()) {
+      // Also what a door asks for instead of a context that its caller does not see.
+      now = absl::NotFoundError(absl::StrCat("there is no ", Called(name)));
     } else if (local != local_.end() && !local->second.left) {
       local->second.last_use = ++uses_;
+      handle->hold = local->second.hold;
       local->second.keep_until = std::max(local->second.keep_until,
                                           SteadyNow() + std::min(kKeepTold, config_.keep_unopened));
       ++counted_.hits;
@@ -165,7 +200,7 @@ const std::string* Residence::FirstToGo() const {
   int64_t oldest = 0;
   const absl::Time now = SteadyNow();
   for (const auto& [name, local] : local_) {
-    if (local.keep_until > now || target_.is_open(name)) continue;
+    if (local.keep_until > now || local.held() || target_.is_open(name)) continue;
     // What the bucket has no more goes before all others.
     const int64_t age = local.left ? -1 : local.last_use;
     if (first != nullptr && age >= oldest) continue;
@@ -202,6 +237,7 @@ absl::Status Residence::WaitForRoom(const std::shared_ptr<Pull>& pull, int64_t b
       if (!Wanted(*pull)) {
         return absl::CancelledError(absl::StrCat(Called(pull->name), ": nobody waits for it"));
       }
+      pull->comes.waits_for_room = false;
       if (local_bytes_ + bytes <= config_.cache_bytes) {
         local_bytes_ += bytes;
         return absl::OkStatus();
@@ -209,6 +245,7 @@ absl::Status Residence::WaitForRoom(const std::shared_ptr<Pull>& pull, int64_t b
       if (const std::string* const first = FirstToGo(); first != nullptr) {
         going = *first;
       } else {
+        pull->comes.waits_for_room = true;
         const int64_t seen = changed_;
         const auto changed = [this, seen] {
           mu_.AssertReaderHeld();
@@ -235,22 +272,38 @@ absl::Status Residence::WaitForRoom(const std::shared_ptr<Pull>& pull, int64_t b
   }
 }
 
-void Residence::Progress(const std::shared_ptr<Pull>& pull, int64_t bytes) {
+void Residence::Tell(const std::shared_ptr<Pull>& pull) {
   std::vector<std::pair<ContextWaiter, std::shared_ptr<void>>> told;
-  int64_t of = 0;
+  ContextComes comes;
   {
     absl::MutexLock lock(&mu_);
-    pull->bytes = bytes;
-    of = pull->of;
     const absl::Time now = SteadyNow();
-    if (now - pull->told < kTellEvery) return;
+    if (pull->telling || now - pull->told < kTellEvery) return;
     pull->told = now;
+    pull->telling = true;
+    comes = pull->comes;
     for (const Waiting& one : pull->waiting) {
       std::shared_ptr<void> held = one.handle.lock();
       if (held != nullptr && one.waiter.progress) told.emplace_back(one.waiter, std::move(held));
     }
   }
-  for (const auto& [waiter, held] : told) waiter.progress(bytes, of);
+  for (const auto& [waiter, held] : told) waiter.progress(comes);
+  told.clear();
+  absl::MutexLock lock(&mu_);
+  pull->telling = false;
+}
+
+// Who waits behind other pulls, or for room, hears that he does.
+void Residence::RunTells() {
+  for (;;) {
+    std::vector<std::shared_ptr<Pull>> pulls;
+    {
+      absl::MutexLock lock(&mu_);
+      if (mu_.AwaitWithTimeout(absl::Condition(&ended_), kTellEvery)) return;
+      for (const auto& [name, pull] : pulls_) pulls.push_back(pull);
+    }
+    for (const std::shared_ptr<Pull>& pull : pulls) Tell(pull);
+  }
 }
 
 absl::Status Residence::Fetch(const std::shared_ptr<Pull>& pull, Local* brought) {
@@ -271,13 +324,15 @@ absl::Status Residence::Fetch(const std::shared_ptr<Pull>& pull, Local* brought)
     RETURN_IF_ERROR(removed);
   }
   // Whoever waits learns soon whether there is such a name, and whether the bucket is there.
-  RETURN_IF_ERROR(names_->ReadName(pull->name).status());
+  absl::Status named = names_->ReadName(pull->name).status();
+  if (absl::IsUnavailable(named)) named.SetPayload(kNoAnswerUrl, absl::Cord("1"));
+  RETURN_IF_ERROR(named);
   ASSIGN_OR_RETURN(const std::unique_ptr<BucketStream> stream,
                    BucketStream::Open(*files_, pull->name, config_.pull));
   const BoundName& bound = stream->name();
   {
     absl::MutexLock lock(&mu_);
-    pull->of = stream->bytes();
+    pull->comes = {.of = stream->bytes()};
   }
   RETURN_IF_ERROR(WaitForRoom(pull, bound.bytes));
   const absl::Time start = SteadyNow();
@@ -292,7 +347,11 @@ absl::Status Residence::Fetch(const std::shared_ptr<Pull>& pull, Local* brought)
           ASSIGN_OR_RETURN(const absl::string_view bytes, source(import->position()));
           if (bytes.empty()) return import->Publish().status();
           RETURN_IF_ERROR(import->Take(bytes));
-          Progress(pull, import->position());
+          {
+            absl::MutexLock lock(&mu_);
+            pull->comes.bytes = import->position();
+          }
+          Tell(pull);
         }
       });
   absl::MutexLock lock(&mu_);
@@ -332,6 +391,7 @@ void Residence::RunPulls() {
     }
     Local brought;
     absl::Status status = CatchThrown("pull", [&] { return Fetch(pull, &brought); });
+    std::vector<std::shared_ptr<Pull>> over = {pull};
     std::list<Waiting> waiting;
     {
       absl::MutexLock lock(&mu_);
@@ -339,21 +399,38 @@ void Residence::RunPulls() {
         queue_.push_back(std::move(pull));  // somebody came when it was given up
         continue;
       }
+      // Who waits behind it would ask a bucket that says nothing, one after the other.
+      if (status.GetPayload(kNoAnswerUrl).has_value()) {
+        over.insert(over.end(), queue_.begin(), queue_.end());
+        queue_.clear();
+      }
+      for (const std::shared_ptr<Pull>& one : over) {
+        // Who waits is told by one thread at a time.
+        const auto quiet = [&one, this] {
+          mu_.AssertReaderHeld();
+          return !one->telling;
+        };
+        mu_.Await(absl::Condition(&quiet));
+        waiting_ -= static_cast<int64_t>(one->waiting.size());
+        pulls_.erase(one->name);
+      }
       if (status.ok()) {
+        for (const Waiting& one : pull->waiting) {
+          if (const auto held = one.handle.lock(); held != nullptr) held->hold = brought.hold;
+        }
         local_[pull->name] = std::move(brought);
         ++counted_.pulls;
       } else if (!absl::IsCancelled(status)) {
-        ++counted_.pull_failures;
+        counted_.pull_failures += static_cast<int64_t>(over.size());
       }
-      waiting = std::move(pull->waiting);
-      waiting_ -= static_cast<int64_t>(waiting.size());
-      pulls_.erase(pull->name);
+      for (const std::shared_ptr<Pull>& one : over) waiting.splice(waiting.end(), one->waiting);
     }
     if (!status.ok() && !absl::IsCancelled(status))
       spdlog::warn("pull of {}: {}", Called(pull->name), std::string(status.message()));
+    const absl::Status told = ToldOf(pull->name, status);
     for (const Waiting& one : waiting) {
       if (const auto held = one.handle.lock(); held != nullptr && one.waiter.done) {
-        one.waiter.done(status);
+        one.waiter.done(told);
       }
     }
   }
@@ -362,7 +439,12 @@ void Residence::RunPulls() {
 absl::Status Residence::Look() {
   absl::MutexLock looking(&looking_);
   std::vector<absl::Status> unreadable;
-  ASSIGN_OR_RETURN(const std::vector<BoundName> names, names_->ListNames(&unreadable));
+  std::map<std::string, BoundName> known;
+  {
+    absl::MutexLock lock(&mu_);
+    known = bound_;
+  }
+  ASSIGN_OR_RETURN(const std::vector<BoundName> names, names_->ListNames(&unreadable, &known));
   for (const absl::Status& status : unreadable) {
     spdlog::warn("bucket: {}", std::string(status.message()));
   }
@@ -410,6 +492,46 @@ void Residence::RunLooks() {
   }
 }
 
+std::vector<SourceContext> Residence::Contexts() const {
+  absl::MutexLock lock(&mu_);
+  std::map<std::string, SourceContext> all;
+  for (const auto& [name, bound] : bound_) {
+    all[name] = {
+        .name = name, .content_id = bound.content_id, .tokens = bound.tokens, .bytes = bound.bytes};
+  }
+  for (const auto& [name, local] : local_) {
+    if (local.left) continue;
+    SourceContext& one = all[name];
+    one.name = name;
+    one.content_id = local.content_id;
+    one.bytes = local.bytes;
+    one.here = true;
+  }
+  std::vector<SourceContext> contexts;
+  for (auto& [name, context] : all) contexts.push_back(std::move(context));
+  return contexts;
+}
+
+absl::StatusOr<v1::Manifest> Residence::Describe(const std::string& name) {
+  if (IsHere(name)) {
+    absl::StatusOr<v1::Manifest> here = target_.describe(name);
+    if (!absl::IsNotFound(here.status())) return here;  // else it went meanwhile
+  }
+  if (!ValidateContextName(name).ok()) {
+    return absl::NotFoundError(absl::StrCat("there is no ", Called(name)));
+  }
+  const absl::StatusOr<BoundName> bound = names_->ReadName(name);
+  if (!bound.ok()) return ToldOf(name, bound.status());
+  ASSIGN_OR_RETURN(const BucketManifest there, names_->ReadManifestOf(*bound));
+  v1::Manifest manifest;
+  if (!manifest.ParseFromString(there.header.manifest)) {
+    return absl::DataLossError(absl::StrCat(Called(name), ": its manifest is no Manifest message"));
+  }
+  manifest.set_name(name);
+  manifest.set_content_id(there.ContentId());
+  return manifest;
+}
+
 bool Residence::IsHere(const std::string& name) const {
   absl::MutexLock lock(&mu_);
   const auto local = local_.find(name);
@@ -432,6 +554,7 @@ ResidenceStatistics Residence::Statistics() const {
   statistics.queued = static_cast<int64_t>(queue_.size());
   statistics.pulling = static_cast<int64_t>(pulls_.size()) - statistics.queued;
   statistics.waiting = waiting_;
+  statistics.warming = warming_;
   statistics.seconds_since_look = absl::ToDoubleSeconds(SteadyNow() - looked_);
   return statistics;
 }

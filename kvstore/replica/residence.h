@@ -1,5 +1,6 @@
 // What:   which of a bucket's contexts lie in this store: brought when they are first asked for, each by one pull
 //         however many ask, and let go again, those first that nobody opened for longest.
+// Holds:  what somebody asked for stays while he keeps his handle, also before an engine has it open.
 // Edge:   nothing is fetched row by row: a context is here wholly or not at all (decision 098). A pull begins when
 //         there is room for all of it: what is open, what somebody waits for and what is on its way is not let go
 //         for another. A context that left the bucket, or whose name is bound to another one there, goes once
@@ -67,6 +68,7 @@ struct ResidenceTarget {
   std::function<absl::Status(const std::string& name)> remove;
   std::function<bool(const std::string& name)> is_open;
   std::function<absl::StatusOr<std::unique_ptr<ContextImport>>(const std::string& name)> import;
+  std::function<absl::StatusOr<v1::Manifest>(const std::string& name)> describe;
 };
 
 struct ResidenceStatistics {
@@ -77,6 +79,8 @@ struct ResidenceStatistics {
   int64_t pulls = 0, pull_failures = 0, pulled_bytes = 0, hits = 0, evictions = 0, left_bucket = 0;
   double pull_seconds = 0;
   double seconds_since_look = 0;  // that the bucket answered
+  int64_t warming =
+      0;  // contexts that are to be here before this is ready (warming.h), and are not
 };
 
 // An engine's: it outlives the target.
@@ -99,30 +103,46 @@ class Residence final : public ContextSource {
   absl::Status BringAndWait(const std::string& name,
                             const std::function<bool()>& cancelled = nullptr);
 
+  std::vector<SourceContext> Contexts() const override;
+  // Of one that is here what the store says; else what the bucket does.
+  absl::StatusOr<v1::Manifest> Describe(const std::string& name) override;
+
   // Whether it is here now.
   bool IsHere(const std::string& name) const;
   // Names of the bucket, as they were looked at last; also those that are not here.
   std::vector<BoundName> Names() const;
   ResidenceStatistics Statistics() const;
+  // Brings nothing more, and tells all who wait Cancelled: before a server is drained, so that nobody waits for a
+  // bucket then. What is here stays.
+  void End();
   // Looks at the bucket's names now; for tests and who knows that they changed.
   absl::Status Look();
+  // For Statistics.
+  void SetWarming(int64_t contexts) { warming_ = contexts; }
 
  private:
+  // Of who waits, or was told: a context stays while one of its holds is kept.
+  struct Handle {
+    std::shared_ptr<void> hold;
+  };
   struct Local {
     std::string content_id;
     int64_t bytes = 0;
     int64_t last_use = 0;
     absl::Time keep_until = absl::InfinitePast();
-    bool left = false;  // the bucket has it no more
+    std::shared_ptr<void> hold = std::make_shared<int>(0);  // and of each handle
+    bool left = false;                                      // the bucket has it no more
+    bool held() const { return hold.use_count() > 1; }
   };
   struct Waiting {
     ContextWaiter waiter;
-    std::weak_ptr<void> handle;
+    std::weak_ptr<Handle> handle;
   };
   struct Pull {
     std::string name;
-    int64_t bytes = 0, of = 0;  // of = 0: not known
+    ContextComes comes;
     absl::Time told = absl::InfinitePast();
+    bool telling = false;  // on a thread that does not hold the lock
     std::list<Waiting> waiting;
   };
 
@@ -130,12 +150,14 @@ class Residence final : public ContextSource {
             std::unique_ptr<Bucket> files, ResidenceTarget target);
   void RunPulls();
   void RunLooks();
+  void RunTells();
   absl::Status Fetch(const std::shared_ptr<Pull>& pull, Local* brought);
   absl::Status WaitForRoom(const std::shared_ptr<Pull>& pull, int64_t bytes);
   // The context that may go first; null: none.
   const std::string* FirstToGo() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status RemoveLocal(const std::string& name);
-  void Progress(const std::shared_ptr<Pull>& pull, int64_t bytes);
+  // Tells its waiters how far it is, if that is due.
+  void Tell(const std::shared_ptr<Pull>& pull);
   bool Wanted(const Pull& pull) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const ResidenceConfig config_;
@@ -155,6 +177,7 @@ class Residence final : public ContextSource {
   absl::Time looked_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   int64_t changed_ ABSL_GUARDED_BY(mu_) = 0;  // grows whenever room may have come
   ResidenceStatistics counted_ ABSL_GUARDED_BY(mu_);
+  std::atomic<int64_t> warming_{0};
 
   absl::Mutex looking_;
   std::vector<std::thread> threads_;

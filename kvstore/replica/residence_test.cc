@@ -64,7 +64,8 @@ class ResidenceTest : public testing::Test {
               return here_->Delete(name);
             },
             .is_open = [this](const std::string& name) { return IsOpen(name); },
-            .import = [this](const std::string& name) { return here_->Import(name); }};
+            .import = [this](const std::string& name) { return here_->Import(name); },
+            .describe = [this](const std::string& name) { return here_->GetManifest(name); }};
   }
   void Start(int64_t cache_bytes) {
     config_.cache_bytes = cache_bytes;
@@ -123,12 +124,13 @@ TEST_F(ResidenceTest, HoweverManyAsk_ItIsBroughtOnce) {
   for (int i = 0; i < kAsk; ++i) {
     threads.emplace_back([&, i] {
       handles[i] = residence_->Bring(
-          "report", {.progress = [&](int64_t bytes, int64_t of) { told += bytes <= of && of > 0; },
-                     .done =
-                         [&](const absl::Status& status) {
-                           CARREL_EXPECT_OK(status);
-                           if (++done == kAsk) all.Notify();
-                         }});
+          "report",
+          {.progress = [&](const ContextComes& c) { told += c.bytes <= c.of && c.of > 0; },
+           .done =
+               [&](const absl::Status& status) {
+                 CARREL_EXPECT_OK(status);
+                 if (++done == kAsk) all.Notify();
+               }});
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -184,6 +186,122 @@ TEST_F(ResidenceTest, WhatIsOpenStays_AndAPullWaitsForRoom) {
   EXPECT_EQ(Here(), (std::set<std::string>{"b"}));
 }
 
+TEST_F(ResidenceTest, WhoWaitsForRoom_IsToldSo) {
+  const int64_t bytes = Add("a", 1);
+  Add("b", 2);
+  Start(bytes + bytes / 2);
+  CARREL_ASSERT_OK(residence_->BringAndWait("a"));
+  SetOpen("a", true);
+  absl::Notification waits, brought;
+  std::atomic<bool> told{false};
+  const auto handle =
+      residence_->Bring("b", {.progress =
+                                  [&](const ContextComes& comes) {
+                                    if (comes.waits_for_room && !told.exchange(true))
+                                      waits.Notify();
+                                  },
+                              .done =
+                                  [&](const absl::Status& status) {
+                                    CARREL_EXPECT_OK(status);
+                                    brought.Notify();
+                                  }});
+  waits.WaitForNotification();
+  EXPECT_FALSE(brought.HasBeenNotified());
+  SetOpen("a", false);
+  brought.WaitForNotification();
+}
+
+// Between "it is here" and the engine's opening it, however long that takes.
+TEST_F(ResidenceTest, WhatSomebodyHoldsStays_AlsoBeforeItIsOpen) {
+  const int64_t bytes = Add("a", 1);
+  Add("b", 2);
+  Start(bytes + bytes / 2);
+  std::vector<std::shared_ptr<void>> handles;
+  for (int i = 0; i < 2; ++i) {  // the first waits for the pull, the second finds it here
+    absl::Notification here;
+    handles.push_back(
+        residence_->Bring("a", {.progress = nullptr, .done = [&](absl::Status status) {
+                                  CARREL_EXPECT_OK(status);
+                                  here.Notify();
+                                }}));
+    here.WaitForNotification();
+  }
+  absl::Notification brought;
+  const auto other =
+      residence_->Bring("b", {.progress = nullptr, .done = [&](const absl::Status& status) {
+                                CARREL_EXPECT_OK(status);
+                                brought.Notify();
+                              }});
+  for (auto& handle : handles) {
+    absl::SleepFor(absl::Milliseconds(400));
+    EXPECT_FALSE(brought.HasBeenNotified());
+    EXPECT_EQ(Here(), (std::set<std::string>{"a"}));
+    handle.reset();
+  }
+  brought.WaitForNotification();
+  EXPECT_EQ(Here(), (std::set<std::string>{"b"}));
+}
+
+TEST_F(ResidenceTest, Contexts_AreThoseOfTheBucket_HereOrNot) {
+  Add("a", 1);
+  Add("b", 2);
+  Start(1 << 20);
+  CARREL_ASSERT_OK(residence_->BringAndWait("b"));
+  const std::vector<SourceContext> all = residence_->Contexts();
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_EQ(all[0].name, "a");
+  EXPECT_FALSE(all[0].here);
+  EXPECT_EQ(all[1].name, "b");
+  EXPECT_TRUE(all[1].here);
+  for (const SourceContext& one : all) {
+    EXPECT_GT(one.bytes, 0);
+    EXPECT_EQ(one.tokens, TestContextSpec().tokens);
+    const auto described = residence_->Describe(one.name);
+    CARREL_ASSERT_OK(described);
+    EXPECT_EQ(described->content_id(), one.content_id);
+    EXPECT_EQ(described->name(), one.name);
+  }
+  EXPECT_EQ(Here(), (std::set<std::string>{"b"})) << "describing brings nothing";
+  EXPECT_THAT(residence_->Describe("nobody"), StatusIs(StatusCode::kNotFound, "nobody"));
+}
+
+TEST_F(ResidenceTest, ALookAtNamesThatDidNotChange_ReadsNoneOfThem) {
+  Add("a", 1);
+  Add("b", 2);
+  Start(1 << 20);
+  std::atomic<int> reads{0};
+  fake_.Intercept([&](const FakeRequest& request) -> std::optional<FakeReply> {
+    reads += request.method == "GET" && absl::StrContains(request.key, "names/") ? 1 : 0;
+    return std::nullopt;
+  });
+  CARREL_ASSERT_OK(residence_->Look());
+  EXPECT_EQ(reads, 0);
+  Add("c", 3);
+  reads = 0;
+  CARREL_ASSERT_OK(residence_->Look());
+  EXPECT_EQ(reads, 1);
+  EXPECT_EQ(residence_->Contexts().size(), 3u);
+  fake_.Intercept(nullptr);
+}
+
+TEST_F(ResidenceTest, End_TellsWhoWaits) {
+  const int64_t bytes = Add("a", 1);
+  Add("b", 2);
+  Start(bytes + bytes / 2);
+  CARREL_ASSERT_OK(residence_->BringAndWait("a"));
+  SetOpen("a", true);
+  absl::Notification ended;
+  const auto handle =
+      residence_->Bring("b", {.progress = nullptr, .done = [&](const absl::Status& status) {
+                                EXPECT_THAT(status, StatusIs(StatusCode::kCancelled, "ends"));
+                                ended.Notify();
+                              }});
+  residence_->End();
+  ended.WaitForNotification();
+  EXPECT_THAT(residence_->BringAndWait("b"), StatusIs(StatusCode::kCancelled, "ends"));
+  EXPECT_EQ(residence_->Statistics().waiting, 0);
+}
+
 TEST_F(ResidenceTest, NobodyWaitsAnyMore_ThePullIsGivenUp) {
   const int64_t bytes = Add("a", 1);
   Add("b", 2);
@@ -228,6 +346,45 @@ TEST_F(ResidenceTest, TheBucketIsGone_WhatIsHereAnswersAndOthersSaySo) {
   EXPECT_EQ(Here(), (std::set<std::string>{"a"}));
   fake_.Intercept(nullptr);
   CARREL_EXPECT_OK(residence_->BringAndWait("b"));
+}
+
+// However many contexts are waited for: who is behind others does not wait for each of them to fail.
+TEST_F(ResidenceTest, TheBucketSaysNothing_AllWhoWaitAreToldTogether) {
+  std::atomic<bool> holds{true};
+  std::atomic<int> names{0};
+  fake_.Intercept([&](const FakeRequest& request) -> std::optional<FakeReply> {
+    if (!absl::StrContains(request.key, "names/")) return std::nullopt;
+    ++names;
+    while (holds) absl::SleepFor(absl::Milliseconds(2));
+    return FakeReply{.status = 503, .body = "<Error><Code>SlowDown</Code></Error>"};
+  });
+  config_.cache_bytes = 1 << 20;
+  config_.pulls = 1;
+  S3Config soon = TestConfig(fake_.endpoint());
+  soon.retry.attempts = 1;
+  const auto bucket = [&] {
+    return std::make_unique<Bucket>(*S3Client::Create(soon, GivenCredentials(kTestCredentials)),
+                                    "");
+  };
+  residence_ = *Residence::Create(config_, bucket(), bucket(), Target());
+  constexpr int kAsk = 20;
+  std::atomic<int> told{0};
+  absl::Notification all;
+  std::vector<std::shared_ptr<void>> handles;
+  for (int i = 0; i < kAsk; ++i) {
+    handles.push_back(residence_->Bring(
+        absl::StrCat("c", i), {.progress = nullptr, .done = [&](const absl::Status& status) {
+                                 EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+                                 if (++told == kAsk) all.Notify();
+                               }}));
+  }
+  while (names == 0) absl::SleepFor(absl::Milliseconds(2));
+  holds = false;
+  all.WaitForNotification();
+  EXPECT_EQ(names, 1);
+  EXPECT_EQ(residence_->Statistics().waiting, 0);
+  residence_.reset();
+  fake_.Intercept(nullptr);
 }
 
 TEST_F(ResidenceTest, WhatLeftTheBucketGoes_AndItsNameIsAnothers) {

@@ -68,8 +68,9 @@ absl::Status GuardedServer::Start() {
   EngineConfig limits;
   limits.search_threads = 2;
   ASSIGN_OR_RETURN(std::unique_ptr<Store> store,
-                   Store::Open(folder_ + "/store", StoreMode::kReadWrite));
+                   Store::Open(absl::StrCat(folder_, "/", store_name), StoreMode::kReadWrite));
   ASSIGN_OR_RETURN(engine, Engine::Create(limits, std::move(store)));
+  if (made_engine != nullptr) made_engine(*engine);
   ASSIGN_OR_RETURN(server, Server::Start(config, engine.get()));
   return absl::OkStatus();
 }
@@ -193,6 +194,27 @@ grpc::Status GuardedServer::Import(const std::string& key, const std::string& na
   return stream->Finish();
 }
 
+grpc::Status GuardedServer::Warm(const std::string& key, const std::string& name) const {
+  grpc::ClientContext context;
+  SetUp(context, key);
+  v1::WarmRequest request;
+  request.set_name(name);
+  const auto stub = v1::ContextService::NewStub(Channel());
+  const auto reader = stub->Warm(&context, request);
+  for (v1::WarmReply reply; reader->Read(&reply);) {
+  }
+  return reader->Finish();
+}
+
+grpc::Status GuardedServer::Locate(const std::string& key, const std::string& name) const {
+  grpc::ClientContext context;
+  SetUp(context, key);
+  v1::LocateRequest request;
+  request.set_name(name);
+  v1::LocateResponse response;
+  return v1::ContextService::NewStub(Channel())->Locate(&context, request, &response);
+}
+
 grpc::Status GuardedServer::OpenSession(const std::string& key, const std::string& name) const {
   WireSession session(Channel(), key);
   OpenRequest opening = mine->Opening();
@@ -207,6 +229,34 @@ std::vector<std::string> GuardedServer::AuditLines() const {
   std::vector<std::string> lines = absl::StrSplit(*ReadFile(folder_ + "/audit.jsonl"), '\n');
   lines.pop_back();
   return lines;
+}
+
+std::vector<GuardedCall> EveryCall(const GuardedServer& server) {
+  using grpc::StatusCode;
+  const GuardedServer* const at = &server;
+  return {
+      {"ContextService.List", "list", StatusCode::OK, [at](auto& key) { return at->List(key); }},
+      {"ContextService.Get", "list", StatusCode::OK,
+       [at](auto& key) { return at->Get(key, "mine"); }},
+      {"ContextService.Tokens", "open", StatusCode::OK,
+       [at](auto& key) { return at->Tokens(key, "mine"); }},
+      {"ContextService.Statistics", "list", StatusCode::OK,
+       [at](auto& key) { return at->Statistics(key); }},
+      {"ContextService.Verify", "admin", StatusCode::OK,
+       [at](auto& key) { return at->Verify(key, "mine"); }},
+      {"ContextService.Export", "open", StatusCode::OK,
+       [at](auto& key) { return at->Export(key, "mine"); }},
+      {"ContextService.Import", "import", StatusCode::DATA_LOSS,
+       [at](auto& key) { return at->Import(key, "new"); }},
+      {"ContextService.Delete", "delete", StatusCode::NOT_FOUND,
+       [at](auto& key) { return at->Delete(key, "absent"); }},
+      {"ContextService.Warm", "open", StatusCode::OK,
+       [at](auto& key) { return at->Warm(key, "mine"); }},
+      {"ContextService.Locate", "open", StatusCode::OK,
+       [at](auto& key) { return at->Locate(key, "mine"); }},
+      {"RetrievalService.Session", "open", StatusCode::OK,
+       [at](auto& key) { return at->OpenSession(key, "mine"); }},
+  };
 }
 
 }  // namespace carrel::kvstore

@@ -3,6 +3,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -46,6 +47,8 @@ class GuardedServer {
   grpc::Status Export(const std::string& key, const std::string& context) const;
   // Of bytes that are no stream.
   grpc::Status Import(const std::string& key, const std::string& context) const;
+  grpc::Status Warm(const std::string& key, const std::string& context) const;
+  grpc::Status Locate(const std::string& key, const std::string& context) const;
   // OK, or why it was refused.
   grpc::Status OpenSession(const std::string& key, const std::string& context) const;
 
@@ -53,6 +56,9 @@ class GuardedServer {
 
   const TestAuthority authority;
   ServerConfig config;
+  // Told of the engine before the server starts; may change the configuration.
+  std::function<void(Engine&)> made_engine;
+  std::string store_name = "store";  // of the folder that is served
   std::unique_ptr<RandomContext> mine, theirs;
   std::unique_ptr<AuditLog> audit;
   std::unique_ptr<Engine> engine;
@@ -65,5 +71,26 @@ class GuardedServer {
   const Transport transport_;
   std::string socket_;
 };
+
+// A call of the services: its name, the right that it needs, and what whoever has that is answered.
+struct GuardedCall {
+  const char* rpc;
+  const char* right;
+  grpc::StatusCode allowed;
+  std::function<grpc::Status(const std::string& key)> make;
+};
+// All of them.
+std::vector<GuardedCall> EveryCall(const GuardedServer& server);
+
+// Entries of a keys file: a key for each right, one for all, and one that has expired.
+inline constexpr char kOnePerRight[] = R"(
+  {"name": "L", "sha256": "%list%", "rights": ["list"]},
+  {"name": "O", "sha256": "%open%", "rights": ["open"]},
+  {"name": "I", "sha256": "%import%", "rights": ["import"]},
+  {"name": "D", "sha256": "%delete%", "rights": ["delete"]},
+  {"name": "A", "sha256": "%admin%", "rights": ["admin"]},
+  {"name": "all", "sha256": "%all%", "rights": ["list", "open", "import", "delete", "admin"]},
+  {"name": "old", "sha256": "%old%", "rights": ["list", "open", "import", "delete", "admin"],
+   "expires": "2020-01-01T00:00:00Z"})";
 
 }  // namespace carrel::kvstore

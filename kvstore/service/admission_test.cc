@@ -21,16 +21,6 @@ using grpc::StatusCode;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr char kOnePerRight[] = R"(
-  {"name": "L", "sha256": "%list%", "rights": ["list"]},
-  {"name": "O", "sha256": "%open%", "rights": ["open"]},
-  {"name": "I", "sha256": "%import%", "rights": ["import"]},
-  {"name": "D", "sha256": "%delete%", "rights": ["delete"]},
-  {"name": "A", "sha256": "%admin%", "rights": ["admin"]},
-  {"name": "all", "sha256": "%all%", "rights": ["list", "open", "import", "delete", "admin"]},
-  {"name": "old", "sha256": "%old%", "rights": ["list", "open", "import", "delete", "admin"],
-   "expires": "2020-01-01T00:00:00Z"})";
-
 class TransportTest : public testing::TestWithParam<Transport> {
  protected:
   std::unique_ptr<GuardedServer> Start(const char* keys, const std::string& tenants = "") {
@@ -47,41 +37,18 @@ INSTANTIATE_TEST_SUITE_P(Every, TransportTest,
 
 TEST_P(TransportTest, RightsTimesCallsTimesIdentities_OnlyTheRightOfTheCallOpensIt) {
   const auto server = Start(kOnePerRight);
-  struct Call {
-    const char* rpc;
-    const char* right;
-    StatusCode allowed;
-    std::function<grpc::Status(const std::string&)> make;
-  };
-  const Call calls[] = {
-      {"ContextService.List", "list", StatusCode::OK, [&](auto& key) { return server->List(key); }},
-      {"ContextService.Get", "list", StatusCode::OK,
-       [&](auto& key) { return server->Get(key, "mine"); }},
-      {"ContextService.Tokens", "open", StatusCode::OK,
-       [&](auto& key) { return server->Tokens(key, "mine"); }},
-      {"ContextService.Statistics", "list", StatusCode::OK,
-       [&](auto& key) { return server->Statistics(key); }},
-      {"ContextService.Verify", "admin", StatusCode::OK,
-       [&](auto& key) { return server->Verify(key, "mine"); }},
-      {"ContextService.Export", "open", StatusCode::OK,
-       [&](auto& key) { return server->Export(key, "mine"); }},
-      {"ContextService.Import", "import", StatusCode::DATA_LOSS,
-       [&](auto& key) { return server->Import(key, "new"); }},
-      {"ContextService.Delete", "delete", StatusCode::NOT_FOUND,
-       [&](auto& key) { return server->Delete(key, "absent"); }},
-      {"RetrievalService.Session", "open", StatusCode::OK,
-       [&](auto& key) { return server->OpenSession(key, "mine"); }},
-  };
+  const std::vector<GuardedCall> calls = EveryCall(*server);
   EXPECT_EQ(std::size(calls), RpcRights().size());  // every one
   int64_t lines = 0;
-  const auto expect = [&](const Call& call, const std::string& rights, const std::string& key) {
+  const auto expect = [&](const GuardedCall& call, const std::string& rights,
+                          const std::string& key) {
     const bool may = rights == call.right || rights == "all";
     const grpc::Status status = call.make(key);
     EXPECT_EQ(status.error_code(), may ? call.allowed : StatusCode::PERMISSION_DENIED)
         << call.rpc << " with " << rights << ": " << status.error_message();
     lines += !may;
   };
-  for (const Call& call : calls) {
+  for (const GuardedCall& call : calls) {
     EXPECT_EQ(RightName(*RightOf(call.rpc)), call.right);
     for (const char* key : {"list", "open", "import", "delete", "admin", "all"}) {
       expect(call, key, key);
@@ -100,7 +67,7 @@ TEST_P(TransportTest, RightsTimesCallsTimesIdentities_OnlyTheRightOfTheCallOpens
     server->WriteKeys(absl::StrCat("{\"name\": \"me\", ", who, ", \"rights\": \"", right, "\"}"));
     while (server->config.access->counters().reloads == reloads)
       absl::SleepFor(absl::Milliseconds(1));
-    for (const Call& call : calls) expect(call, right, "");
+    for (const GuardedCall& call : calls) expect(call, right, "");
   }
   EXPECT_EQ(HealthOf(server->Channel(), ""), "SERVING");  // probes have no key
   int64_t denied = 0;
@@ -145,6 +112,9 @@ TEST_P(TransportTest, ContextsOfOthers_AreAsThoseThatAreNotThere) {
             words(server->OpenSession("k", "absent"), "absent"));
   EXPECT_EQ(words(server->Export("k", "theirs"), "theirs"),
             words(server->Export("k", "absent"), "absent"));
+  EXPECT_EQ(words(server->Warm("k", "theirs"), "theirs"),
+            words(server->Warm("k", "absent"), "absent"));
+  EXPECT_EQ(words(server->Warm("k", "theirs"), "theirs"), "5 context NAME is not in the store");
   EXPECT_EQ(words(server->Export("k", "theirs"), "theirs"), "5 context NAME is not in the store");
   EXPECT_EQ(words(server->Get("k", "theirs"), "theirs"), "5 context NAME is not in the store");
   EXPECT_EQ(words(server->OpenSession("k", "theirs"), "theirs"),

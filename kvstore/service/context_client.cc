@@ -10,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "carrel/v1/context.grpc.pb.h"
 #include "common/checksum.h"
+#include "common/routing.h"
 #include "common/status.h"
 #include "kvstore/storage/context_stream.h"
 
@@ -22,11 +23,14 @@ void Present(grpc::ClientContext& context, const std::string& key) {
   if (!key.empty()) context.AddMetadata("authorization", "Bearer " + key);
 }
 
-void SetUp(grpc::ClientContext& context, absl::Duration deadline, const std::string& key) {
+// name: of the context that the call is about; empty: of none.
+void SetUp(grpc::ClientContext& context, absl::Duration deadline, const std::string& key,
+           const std::string& name = "") {
   if (deadline != absl::InfiniteDuration()) {
     context.set_deadline(absl::ToChronoTime(absl::Now() + deadline));
   }
   Present(context, key);
+  if (!name.empty()) context.AddMetadata(kContextHeader, ContextHeaderValue(name));
 }
 
 }  // namespace
@@ -79,7 +83,7 @@ absl::StatusOr<v1::StatisticsResponse> ContextClient::Statistics() {
 
 absl::StatusOr<v1::Manifest> ContextClient::Get(const std::string& name) {
   grpc::ClientContext context;
-  SetUp(context, deadline_, key_);
+  SetUp(context, deadline_, key_, name);
   v1::GetRequest request;
   request.set_name(name);
   v1::GetResponse response;
@@ -119,7 +123,7 @@ absl::StatusOr<v1::TokensResponse> ContextClient::TokensFrom(const v1::TokensReq
   const absl::Time until = absl::Now() + deadline_;
   for (;;) {
     grpc::ClientContext context;
-    SetUp(context, deadline_, key_);
+    SetUp(context, deadline_, key_, request.name());
     v1::TokensResponse response;
     const grpc::Status status = stub_->service->Tokens(&context, request, &response);
     if (status.ok()) return response;
@@ -132,7 +136,7 @@ absl::StatusOr<v1::TokensResponse> ContextClient::TokensFrom(const v1::TokensReq
 
 absl::StatusOr<v1::VerifyResponse> ContextClient::Verify(const std::string& name, bool deep) {
   grpc::ClientContext context;
-  SetUp(context, absl::InfiniteDuration(), key_);
+  SetUp(context, absl::InfiniteDuration(), key_, name);
   v1::VerifyRequest request;
   request.set_name(name);
   request.set_deep(deep);
@@ -145,7 +149,7 @@ absl::StatusOr<v1::VerifyResponse> ContextClient::Verify(const std::string& name
 absl::Status ContextClient::Export(const std::string& name,
                                    absl::FunctionRef<absl::Status(absl::string_view)> sink) {
   grpc::ClientContext context;
-  SetUp(context, absl::InfiniteDuration(), key_);
+  SetUp(context, absl::InfiniteDuration(), key_, name);
   v1::ExportRequest request;
   request.set_name(name);
   const auto reader = stub_->service->Export(&context, request);
@@ -163,7 +167,7 @@ absl::StatusOr<v1::ImportReply> ContextClient::Import(
     absl::FunctionRef<absl::StatusOr<absl::string_view>(int64_t offset)> source,
     absl::FunctionRef<void(int64_t position, int64_t bytes)> progress) {
   grpc::ClientContext context;
-  SetUp(context, absl::InfiniteDuration(), key_);
+  SetUp(context, absl::InfiniteDuration(), key_, name);
   const auto stream = stub_->service->Import(&context);
   v1::ImportReply reply;
   v1::ImportRequest request;
@@ -190,7 +194,7 @@ absl::StatusOr<v1::ImportReply> ContextClient::Import(
 
 absl::Status ContextClient::AskImport(const std::string& name) {
   grpc::ClientContext context;
-  SetUp(context, deadline_, key_);
+  SetUp(context, deadline_, key_, name);
   const auto stream = stub_->service->Import(&context);
   v1::ImportRequest request;
   request.set_name(name);
@@ -210,7 +214,7 @@ absl::StatusOr<int64_t> ContextClient::SendAhead(const std::string& name, Contex
   const absl::string_view end(reinterpret_cast<const char*>(digest.data()), digest.size());
   const auto size = static_cast<int64_t>(bytes.size());
   grpc::ClientContext context;
-  Present(context, key_);
+  SetUp(context, absl::InfiniteDuration(), key_, name);
   const auto stream = stub_->service->Import(&context);
   v1::ImportReply reply;
   v1::ImportRequest request;
@@ -237,9 +241,42 @@ absl::StatusOr<int64_t> ContextClient::SendAhead(const std::string& name, Contex
   return sent;
 }
 
+absl::Status ContextClient::Warm(const std::string& name,
+                                 absl::FunctionRef<bool(const v1::WarmReply&)> progress) {
+  grpc::ClientContext context;
+  SetUp(context, absl::InfiniteDuration(), key_, name);
+  v1::WarmRequest request;
+  request.set_name(name);
+  const auto reader = stub_->service->Warm(&context, request);
+  v1::WarmReply reply;
+  bool wanted = true, here = false;
+  while (wanted && reader->Read(&reply)) {
+    here = reply.here();
+    wanted = progress(reply);
+  }
+  if (!wanted && !here) context.TryCancel();
+  const grpc::Status status = reader->Finish();
+  if (here) return absl::OkStatus();
+  if (!wanted) return absl::CancelledError(absl::StrCat("warm: nobody waits for \"", name, "\""));
+  if (!status.ok()) return Annotated(status.error_code(), status.error_message());
+  return absl::UnavailableError(
+      absl::StrCat("server ", address_, ": it stopped without saying that \"", name, "\" is here"));
+}
+
+absl::StatusOr<std::string> ContextClient::Locate(const std::string& name) {
+  grpc::ClientContext context;
+  SetUp(context, deadline_, key_, name);
+  v1::LocateRequest request;
+  request.set_name(name);
+  v1::LocateResponse response;
+  const grpc::Status status = stub_->service->Locate(&context, request, &response);
+  if (!status.ok()) return Annotated(status.error_code(), status.error_message());
+  return response.address();
+}
+
 absl::Status ContextClient::Delete(const std::string& name) {
   grpc::ClientContext context;
-  SetUp(context, deadline_, key_);
+  SetUp(context, deadline_, key_, name);
   v1::DeleteRequest request;
   request.set_name(name);
   v1::DeleteResponse response;

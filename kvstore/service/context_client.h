@@ -1,5 +1,6 @@
 // What:    the client of ContextService: what a store holds, for people and tools.
 // Errors:  what the server answers, code kept; Unavailable no server at the address (names it).
+// Routing: a call about one context says so to who stands between (common/routing.h).
 // Threads: any.
 #pragma once
 
@@ -26,6 +27,7 @@ class TokensRequest;
 class TokensResponse;
 class Manifest;
 class VerifyResponse;
+class WarmReply;
 }  // namespace carrel::v1
 
 namespace carrel::kvstore {
@@ -72,6 +74,12 @@ class ContextClient {
   absl::StatusOr<int64_t> SendAhead(const std::string& name, ContextId id, int64_t file,
                                     absl::string_view bytes, absl::FunctionRef<bool()> go_on);
   absl::Status Delete(const std::string& name);
+  // Waits until the context is where the server reads it, for as long as it takes: no deadline. progress: told
+  // about once a second; false ends it (Cancelled). Unimplemented: a server of an older version.
+  absl::Status Warm(const std::string& name,
+                    absl::FunctionRef<bool(const v1::WarmReply&)> progress);
+  // By which address the server that answers is reached itself; empty: it does not say. Unimplemented: likewise.
+  absl::StatusOr<std::string> Locate(const std::string& name);
 
  private:
   struct Stub;

@@ -5,9 +5,11 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "carrel/v1/context.grpc.pb.h"
 #include "kvstore/access/admission.h"
+#include "kvstore/engine/context_source.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/service/transfer_registry.h"
 
@@ -15,10 +17,15 @@ namespace carrel::kvstore {
 
 class ContextServiceImpl : public v1::ContextService::CallbackService {
  public:
-  // All outlive this. of_source: contexts come and go by a ContextSource alone, nobody brings or deletes one here.
+  // All outlive this. source: where contexts come from that the store lacks: then nobody brings or deletes one
+  // here; null: nowhere. advertise: as ServerConfig.
   ContextServiceImpl(Engine* engine, Admission* admission, TransferRegistry* transfers,
-                     bool of_source)
-      : engine_(engine), admission_(admission), transfers_(transfers), of_source_(of_source) {}
+                     ContextSource* source, std::string advertise)
+      : engine_(engine),
+        admission_(admission),
+        transfers_(transfers),
+        source_(source),
+        advertise_(std::move(advertise)) {}
 
   grpc::ServerUnaryReactor* List(grpc::CallbackServerContext* context,
                                  const v1::ListRequest* request, v1::ListResponse* reply) override;
@@ -41,19 +48,30 @@ class ContextServiceImpl : public v1::ContextService::CallbackService {
   grpc::ServerUnaryReactor* Delete(grpc::CallbackServerContext* context,
                                    const v1::DeleteRequest* request,
                                    v1::DeleteResponse* reply) override;
+  grpc::ServerWriteReactor<v1::WarmReply>* Warm(grpc::CallbackServerContext* context,
+                                                const v1::WarmRequest* request) override;
+  // At once: it says what the server was told.
+  grpc::ServerUnaryReactor* Locate(grpc::CallbackServerContext* context,
+                                   const v1::LocateRequest* request,
+                                   v1::LocateResponse* reply) override;
 
  private:
   absl::StatusOr<Visit> Begin(grpc::CallbackServerContext* context, absl::string_view rpc,
                               const std::string& name);
-  // Runs the call on an engine thread if the caller may make it, and finishes with its status.
+  // Runs the call on an engine thread if the caller may make it, and finishes with its status. brings: once the
+  // context is here, if there is a source.
   grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext* context, absl::string_view rpc,
                                 const std::string& name,
-                                std::function<absl::Status(const Visit&)> call);
+                                std::function<absl::Status(const Visit&)> call,
+                                bool brings = false);
+  absl::Status OnEngine(grpc::ServerUnaryReactor* reactor, grpc::CallbackServerContext* context,
+                        Visit visit, std::function<absl::Status(const Visit&)> call);
 
   Engine* const engine_;
   Admission* const admission_;
   TransferRegistry* const transfers_;
-  const bool of_source_;
+  ContextSource* const source_;
+  const std::string advertise_;
 };
 
 }  // namespace carrel::kvstore

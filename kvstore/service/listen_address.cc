@@ -87,6 +87,15 @@ absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view text) {
   return address;
 }
 
+absl::Status ValidateAdvertised(const std::string& address) {
+  if (address.empty()) return absl::OkStatus();
+  const absl::StatusOr<ListenAddress> parsed = ParseListenAddress(address);
+  if (!parsed.ok()) return Annotate(parsed.status(), "advertise");
+  if (!parsed->unix_path.empty() || parsed->port > 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "advertise=", address, ": others cannot reach port 0: name the port that is listened on"));
+}
+
 absl::Status PrepareToListen(const ListenAddress& address) {
   return address.unix_path.empty() ? absl::OkStatus() : PrepareUnix(address.unix_path);
 }

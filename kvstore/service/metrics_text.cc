@@ -11,6 +11,7 @@
 #include <fstream>
 #include <utility>
 
+#include "common/metric_family.h"
 #include "common/version.h"
 
 namespace carrel::kvstore {
@@ -54,16 +55,6 @@ prometheus::MetricType ToPrometheus(MetricType type) {
     default:
       return prometheus::MetricType::Histogram;
   }
-}
-
-MetricFamily One(MetricType type, const char* name, const char* help, double value) {
-  return {.name = name, .help = help, .type = type, .samples = {{.value = value}}};
-}
-MetricFamily Gauge(const char* name, const char* help, double value) {
-  return One(MetricType::kGauge, name, help, value);
-}
-MetricFamily Total(const char* name, const char* help, double value) {
-  return One(MetricType::kCounter, name, help, value);
 }
 
 double Seconds(const timeval& time) {
@@ -113,30 +104,30 @@ std::string MetricsText(const std::vector<MetricFamily>& families) {
 std::vector<MetricFamily> EngineMetrics(const EngineStatistics& s) {
   const auto number = [](int64_t value) { return static_cast<double>(value); };
   return {
-      Gauge("carrel_sessions", "Sessions that are open.", number(s.sessions)),
-      Gauge("carrel_open_contexts", "Contexts that are open.", number(s.open_contexts)),
-      Gauge("carrel_queue_waiting", "Requests that wait for a thread.", number(s.waiting)),
-      Gauge("carrel_memory_budget_bytes", "What the process may hold by its configuration.",
-            number(s.memory_budget_bytes)),
-      Gauge("carrel_index_heap_bytes", "Heap of loaded indexes, and keys kept in 8 bits.",
-            number(s.index_bytes)),
-      Total("carrel_index_loads_total", "Indexes loaded.", number(s.index_loads)),
-      Total("carrel_index_evictions_total", "Indexes let go for the budget.",
-            number(s.index_evictions)),
-      Total("carrel_layers_released_total", "Layers whose pages were let go for the budget.",
-            number(s.layers_released)),
-      Total("carrel_files_changed_total", "Times that a file of an open context was written to.",
-            number(s.files_changed)),
-      Total("carrel_files_damaged_total", "Files of open contexts that could not be read.",
-            number(s.files_damaged)),
-      Total("carrel_scrubbed_bytes_total", "Stored bytes that the scrubber verified again.",
-            number(s.scrubbed_bytes)),
-      Total("carrel_scrub_passes_total", "Passes of the scrubber over all contexts.",
-            number(s.scrub_passes)),
-      Total("carrel_scrub_failures_total", "Damaged files that the scrubber found, in each pass.",
-            number(s.scrub_failures)),
-      Total("carrel_layers_loaded_total", "Layers read whole behind the searches.",
-            number(s.layers_loaded)),
+      GaugeFamily("carrel_sessions", "Sessions that are open.", number(s.sessions)),
+      GaugeFamily("carrel_open_contexts", "Contexts that are open.", number(s.open_contexts)),
+      GaugeFamily("carrel_queue_waiting", "Requests that wait for a thread.", number(s.waiting)),
+      GaugeFamily("carrel_memory_budget_bytes", "What the process may hold by its configuration.",
+                  number(s.memory_budget_bytes)),
+      GaugeFamily("carrel_index_heap_bytes", "Heap of loaded indexes, and keys kept in 8 bits.",
+                  number(s.index_bytes)),
+      TotalFamily("carrel_index_loads_total", "Indexes loaded.", number(s.index_loads)),
+      TotalFamily("carrel_index_evictions_total", "Indexes let go for the budget.",
+                  number(s.index_evictions)),
+      TotalFamily("carrel_layers_released_total", "Layers whose pages were let go for the budget.",
+                  number(s.layers_released)),
+      TotalFamily("carrel_files_changed_total",
+                  "Times that a file of an open context was written to.", number(s.files_changed)),
+      TotalFamily("carrel_files_damaged_total", "Files of open contexts that could not be read.",
+                  number(s.files_damaged)),
+      TotalFamily("carrel_scrubbed_bytes_total", "Stored bytes that the scrubber verified again.",
+                  number(s.scrubbed_bytes)),
+      TotalFamily("carrel_scrub_passes_total", "Passes of the scrubber over all contexts.",
+                  number(s.scrub_passes)),
+      TotalFamily("carrel_scrub_failures_total",
+                  "Damaged files that the scrubber found, in each pass.", number(s.scrub_failures)),
+      TotalFamily("carrel_layers_loaded_total", "Layers read whole behind the searches.",
+                  number(s.layers_loaded)),
   };
 }
 
@@ -152,18 +143,21 @@ std::vector<MetricFamily> ServiceMetrics(const ServiceStatistics& s) {
                  {.labels = {{"reason", "stalled"}}, .value = number(s.sessions_stalled)},
                  {.labels = {{"reason", "withdrawn"}}, .value = number(s.sessions_withdrawn)}};
   return {
-      Gauge("carrel_connections", "Connections that are open.", number(s.connections)),
-      Gauge("carrel_max_connections", "Connections that may be open.", number(s.max_connections)),
-      Total("carrel_connections_accepted_total", "Connections accepted.",
-            number(s.connections_accepted)),
-      Total("carrel_connections_refused_total", "Connections closed at once, for a limit.",
-            number(s.connections_refused)),
-      Total("carrel_connections_silent_total", "Connections closed, as their clients said nothing.",
-            number(s.connections_silent)),
-      Total("carrel_sessions_refused_total",
-            "Sessions refused at their start: a limit, or draining.", number(s.sessions_refused)),
+      GaugeFamily("carrel_connections", "Connections that are open.", number(s.connections)),
+      GaugeFamily("carrel_max_connections", "Connections that may be open.",
+                  number(s.max_connections)),
+      TotalFamily("carrel_connections_accepted_total", "Connections accepted.",
+                  number(s.connections_accepted)),
+      TotalFamily("carrel_connections_refused_total", "Connections closed at once, for a limit.",
+                  number(s.connections_refused)),
+      TotalFamily("carrel_connections_silent_total",
+                  "Connections closed, as their clients said nothing.",
+                  number(s.connections_silent)),
+      TotalFamily("carrel_sessions_refused_total",
+                  "Sessions refused at their start: a limit, or draining.",
+                  number(s.sessions_refused)),
       std::move(cut),
-      Gauge("carrel_transfers", "Exports and imports that go on.", number(s.transfers)),
+      GaugeFamily("carrel_transfers", "Exports and imports that go on.", number(s.transfers)),
   };
 }
 
@@ -218,21 +212,21 @@ std::vector<MetricFamily> ProcessMetrics() {
          .samples = {
              {.labels = {{"kind", "major"}}, .value = static_cast<double>(usage.ru_majflt)},
              {.labels = {{"kind", "minor"}}, .value = static_cast<double>(usage.ru_minflt)}}});
-    families.push_back(Total("process_cpu_seconds_total", "CPU time of this process.",
-                             Seconds(usage.ru_utime) + Seconds(usage.ru_stime)));
+    families.push_back(TotalFamily("process_cpu_seconds_total", "CPU time of this process.",
+                                   Seconds(usage.ru_utime) + Seconds(usage.ru_stime)));
   }
   std::error_code error;
   std::filesystem::directory_iterator descriptors("/proc/self/fd", error);
   if (!error) {
     // The one that reads the folder is among them.
     const auto open = std::distance(begin(descriptors), end(descriptors)) - 1;
-    families.push_back(
-        Gauge("process_open_fds", "File descriptors that are open.", static_cast<double>(open)));
+    families.push_back(GaugeFamily("process_open_fds", "File descriptors that are open.",
+                                   static_cast<double>(open)));
   }
   rlimit limit;
   if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
-    families.push_back(Gauge("process_max_fds", "File descriptors that may be open.",
-                             static_cast<double>(limit.rlim_cur)));
+    families.push_back(GaugeFamily("process_max_fds", "File descriptors that may be open.",
+                                   static_cast<double>(limit.rlim_cur)));
   }
   return families;
 }

@@ -93,7 +93,7 @@ class GrpcServer : public Server {
                    config.audit),
         retrieval_(engine, config.source, &registry_, &admission_),
         transfers_(config.limits),
-        contexts_(engine, &admission_, &transfers_, config.source != nullptr),
+        contexts_(engine, &admission_, &transfers_, config.source, config.advertise),
         transport_bytes_(std::max(kLeastTransportBytes, engine->config().request_budget_bytes)) {}
   ~GrpcServer() override { Drain(absl::ZeroDuration()); }
 
@@ -103,6 +103,10 @@ class GrpcServer : public Server {
   std::shared_ptr<grpc::Channel> InProcessChannel() override;
   void Drain(absl::Duration wait) override;
   void HurryUp() override { registry_.HurryUp(); }
+  void SetReady() override {
+    absl::MutexLock lock(&health_mu_);
+    if (!draining_) server_->GetHealthCheckService()->SetServingStatus(true);
+  }
   absl::Status Probe(absl::Duration limit) override;
   ServiceStatistics statistics() const override;
   std::vector<TenantUse> tenants() override;
@@ -129,6 +133,8 @@ class GrpcServer : public Server {
   std::unique_ptr<Listener> listener_;
   std::unique_ptr<Acceptor> acceptor_;  // of TCP addresses
   std::unique_ptr<grpc::Server> server_;
+  absl::Mutex health_mu_;
+  bool draining_ ABSL_GUARDED_BY(health_mu_) = false;
   absl::Mutex stored_mu_;
   std::vector<std::pair<std::string, int64_t>> stored_ ABSL_GUARDED_BY(stored_mu_);  // name, bytes
   std::chrono::steady_clock::time_point stored_until_ ABSL_GUARDED_BY(stored_mu_);
@@ -225,6 +231,7 @@ void GrpcServer::SetLimits(grpc::ServerBuilder& builder) const {
 
 absl::Status GrpcServer::Listen() {
   RETURN_IF_ERROR(ValidateServiceLimits(config_.limits));
+  RETURN_IF_ERROR(ValidateAdvertised(config_.advertise));
   EnableHealthAndReflection();
   RETURN_IF_ERROR(Bind());
   grpc::ServerBuilder builder;
@@ -246,6 +253,7 @@ absl::Status GrpcServer::Listen() {
        {v1::RetrievalService::service_full_name(), v1::ContextService::service_full_name()}) {
     server_->GetHealthCheckService()->SetServingStatus(service, true);
   }
+  if (config_.ready_later) server_->GetHealthCheckService()->SetServingStatus(false);
   listener_->Start([this](const Connection& connection) {
     if (!listener_->addresses()[connection.address].unix_path.empty()) {
       // gRPC then calls the peer "fd:N", by which its user is known (CallerOf).
@@ -347,7 +355,11 @@ std::shared_ptr<grpc::Channel> GrpcServer::InProcessChannel() {
 
 void GrpcServer::Drain(absl::Duration wait) {
   if (server_ == nullptr) return;
-  server_->GetHealthCheckService()->SetServingStatus(false);
+  {
+    absl::MutexLock lock(&health_mu_);
+    draining_ = true;
+    server_->GetHealthCheckService()->SetServingStatus(false);
+  }
   const auto left = registry_.Drain(wait);
   for (const std::shared_ptr<SessionReactor>& session : left) {
     session->Cut(absl::UnavailableError("server is shutting down"));

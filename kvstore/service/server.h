@@ -44,6 +44,11 @@ struct ServerConfig {
   AuditLog* audit = nullptr;
   // Where contexts come from that the store lacks; null, or outlives the server.
   ContextSource* source = nullptr;
+  // unix:PATH or HOST:PORT by which decoders reach this very server, for those that came through one that chooses
+  // among several (ContextService.Locate); empty: they stay where they came.
+  std::string advertise;
+  // Health says NOT_SERVING until SetReady; who asks all the same is answered.
+  bool ready_later = false;
   ServiceLimits limits;
   // Tells anyone which services and messages there are. Each such call takes a thread: four at most.
   bool reflection = false;
@@ -65,7 +70,8 @@ class Server {
   // shut down. The clock may be set meanwhile.
   virtual void Drain(absl::Duration wait) = 0;
 
-  virtual void HurryUp() = 0;  // Drain waits no longer; any thread
+  virtual void HurryUp() = 0;   // Drain waits no longer; any thread
+  virtual void SetReady() = 0;  // of ready_later; nothing once Drain has begun. Any thread
 
   // Whether a client would be answered: connections are accepted at every address, and a health check
   // inside this process has an answer. Errors say what is not. Any thread; not once Drain has begun.

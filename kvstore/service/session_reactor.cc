@@ -10,6 +10,7 @@
 #include "absl/random/random.h"
 #include "absl/time/clock.h"
 #include "common/metrics.h"
+#include "common/routing.h"
 #include "common/status.h"
 #include "common/thrown.h"
 #include "kvstore/engine/request_metrics.h"
@@ -239,8 +240,8 @@ absl::Status SessionReactor::SubmitOpen(const v1::SessionRequest& wire) {
   const std::string name = request.context;
   const auto begun = std::chrono::steady_clock::now();
   ContextWaiter waiter;
-  waiter.progress = [weak = weak_from_this(), id](int64_t bytes, int64_t of) {
-    if (const auto self = weak.lock(); self != nullptr) self->Fetching(id, bytes, of);
+  waiter.progress = [weak = weak_from_this(), id](const ContextComes& comes) {
+    if (const auto self = weak.lock(); self != nullptr) self->Fetching(id, comes);
   };
   waiter.done = [weak = weak_from_this(), id, request = std::move(request),
                  begun](const absl::Status& status) mutable {
@@ -250,7 +251,9 @@ absl::Status SessionReactor::SubmitOpen(const v1::SessionRequest& wire) {
     if (request.deadline != kNoDeadline) {
       request.deadline += std::chrono::steady_clock::now() - begun;
     }
-    const absl::Status opens = status.ok() ? self->OpenHere(id, std::move(request)) : status;
+    absl::Status opens = status.ok() ? self->OpenHere(id, std::move(request)) : status;
+    // Nobody is to ask again at once: the source was asked for as long as that makes sense.
+    if (!status.ok() && !absl::IsCancelled(status)) opens.SetPayload(kAnsweredUrl, absl::Cord("1"));
     if (!opens.ok()) self->Opened(id, opens);
   };
   std::shared_ptr<void> bringing = source_->Bring(name, std::move(waiter));
@@ -271,13 +274,14 @@ absl::Status SessionReactor::OpenHere(uint64_t request_id, OpenRequest request) 
       "open");
 }
 
-void SessionReactor::Fetching(uint64_t request_id, int64_t bytes, int64_t of) {
+void SessionReactor::Fetching(uint64_t request_id, const ContextComes& comes) {
   absl::MutexLock lock(&mu_);
   if (finished_ || session_ != nullptr || !has_room()) return;
   v1::SessionReply reply;
   reply.set_request_id(request_id);
-  reply.mutable_fetching()->set_bytes(bytes);
-  reply.mutable_fetching()->set_of(of);
+  reply.mutable_fetching()->set_bytes(comes.bytes);
+  reply.mutable_fetching()->set_of(comes.of);
+  reply.mutable_fetching()->set_waits_for_room(comes.waits_for_room);
   Send(reply);
 }
 
@@ -503,6 +507,9 @@ void SessionReactor::FinishWith(const absl::Status& status) {
   later_.Cancel();
   if (session_ != nullptr) session_->Cancel();
   if (!making_) answers_.clear();
+  if (status.GetPayload(kAnsweredUrl).has_value()) {
+    context_->AddTrailingMetadata(kAnsweredMetadata, "1");
+  }
   Finish(ToGrpc(status));
 }
 

@@ -84,7 +84,7 @@ class SessionReactor : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
   // Once the store has the context: on an engine thread.
   absl::Status OpenHere(uint64_t request_id, OpenRequest request);
   // While it comes.
-  void Fetching(uint64_t request_id, int64_t bytes, int64_t of);
+  void Fetching(uint64_t request_id, const ContextComes& comes);
   void Spend(int64_t requests, size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Opened(uint64_t request_id, const absl::StatusOr<std::shared_ptr<Session>>& session);
   absl::Status Handle(const v1::SessionRequest& request);  // after Open

@@ -27,8 +27,19 @@ class ContextExportImpl final : public ContextExport {
   const v1::Manifest& manifest() const override { return context_->manifest(); }
   int64_t bytes() const override { return bytes_; }
 
-  absl::string_view File(int64_t file) const {
+  int64_t files() const override { return static_cast<int64_t>(files_.size()); }
+  absl::string_view File(int64_t file) const override {
     return files_[static_cast<size_t>(file)]->contents();
+  }
+  absl::Status VerifyFile(int64_t file) override {
+    const SegmentFile& wanted = *files_[static_cast<size_t>(file)];
+    ASSIGN_OR_RETURN(const std::shared_ptr<const SstEntries> located, wanted.Entries());
+    for (const SstEntry& entry : located->entries) {
+      ASSIGN_OR_RETURN(const auto segment, SegmentOf(entry));
+      RETURN_IF_ERROR(segment->Verify(0, static_cast<int64_t>(segment->payload().size())));
+    }
+    wanted.ReleasePages();
+    return absl::OkStatus();
   }
 
   absl::StatusOr<absl::string_view> Next() override {
@@ -58,13 +69,16 @@ class ContextExportImpl final : public ContextExport {
  private:
   enum class State : uint8_t { kHeader, kFile, kDigest };
 
+  absl::StatusOr<std::shared_ptr<const PinnedSegment>> SegmentOf(const SstEntry& entry) const {
+    ASSIGN_OR_RETURN(const SegmentKey key, DecodeKey(entry.key));
+    return context_->Segment(key.layer, key.kind, key.kv_head, key.segment);
+  }
+
   // What leaves is what was published: nobody is to find out after a restore.
   absl::Status Verify(absl::string_view piece) {
     const char* const end = piece.data() + piece.size();
     while (!entries_.empty() && entries_.front().value.data() < end) {
-      ASSIGN_OR_RETURN(const SegmentKey key, DecodeKey(entries_.front().key));
-      ASSIGN_OR_RETURN(const auto segment,
-                       context_->Segment(key.layer, key.kind, key.kv_head, key.segment));
+      ASSIGN_OR_RETURN(const auto segment, SegmentOf(entries_.front()));
       const absl::string_view payload = segment->payload();
       const auto offset = [&payload](const char* at) {
         return std::clamp<int64_t>(at - payload.data(), 0, static_cast<int64_t>(payload.size()));
@@ -94,12 +108,6 @@ std::unique_ptr<ContextExport> MakeContextExport(
     std::shared_ptr<const StoredContext> context, const std::string& manifest,
     std::vector<std::shared_ptr<const SegmentFile>> files) {
   return std::make_unique<ContextExportImpl>(std::move(context), manifest, std::move(files));
-}
-
-absl::string_view ExportedFile(const ContextExport& from, int64_t file) {
-  const auto* const export_of_files = dynamic_cast<const ContextExportImpl*>(&from);
-  CARREL_CHECK(export_of_files != nullptr);
-  return export_of_files->File(file);
 }
 
 }  // namespace carrel::kvstore

@@ -18,19 +18,19 @@ constexpr int64_t kFixedBytes = 32;
 constexpr uint64_t kMostManifestBytes = uint64_t{256} << 20;
 constexpr uint32_t kMostNameBytes = 128;
 
-std::string DigestOf(absl::string_view bytes) {
-  Sha256 sha;
-  sha.Update(bytes);
-  const std::array<uint8_t, 32> digest = sha.Finish();
-  return std::string(reinterpret_cast<const char*>(digest.data()), digest.size());
-}
-
 absl::Status Refuse(absl::string_view field, uint64_t value, uint64_t most) {
   return absl::DataLossError(
       absl::StrCat("export: ", field, "=", value, ", must be at most ", most));
 }
 
 }  // namespace
+
+std::string StreamDigest(absl::string_view bytes) {
+  Sha256 sha;
+  sha.Update(bytes);
+  const std::array<uint8_t, 32> digest = sha.Finish();
+  return std::string(reinterpret_cast<const char*>(digest.data()), digest.size());
+}
 
 std::string StreamHeader::Encode() const {
   std::string out(kMagic);
@@ -41,7 +41,7 @@ std::string StreamHeader::Encode() const {
   AppendLittleEndian(out, uint32_t{0});
   absl::StrAppend(&out, name, manifest);
   for (const int64_t bytes : file_bytes) AppendLittleEndian(out, static_cast<uint64_t>(bytes));
-  return out + DigestOf(out);
+  return out + StreamDigest(out);
 }
 
 absl::StatusOr<int64_t> StreamHeader::BytesWanted(absl::string_view so_far) {
@@ -72,7 +72,7 @@ absl::StatusOr<int64_t> StreamHeader::BytesWanted(absl::string_view so_far) {
 
 absl::StatusOr<StreamHeader> StreamHeader::Decode(absl::string_view all) {
   const absl::string_view proven = all.substr(0, all.size() - kStreamDigestBytes);
-  if (DigestOf(proven) != all.substr(proven.size())) {
+  if (StreamDigest(proven) != all.substr(proven.size())) {
     return absl::DataLossError("export: its header does not match the header's SHA-256");
   }
   const auto name_bytes = LoadLittleEndian<uint32_t>(all.data() + 12);

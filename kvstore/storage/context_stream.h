@@ -36,6 +36,13 @@ class ContextExport {
   // The next piece, at most kStreamPieceBytes, valid until the next call; empty: all was given.
   // Every byte of a segment is verified before it is given.
   virtual absl::StatusOr<absl::string_view> Next() = 0;
+
+  // For whoever sends files one by one: how many there are, and the bytes of one, as they are mapped; they
+  // live as long as this. What Next gave the digest of, or VerifyFile looked at, is verified.
+  virtual int64_t files() const = 0;
+  virtual absl::string_view File(int64_t file) const = 0;
+  // Reads all of it: that every segment of it is what the manifest says. DataLoss: which is not.
+  virtual absl::Status VerifyFile(int64_t file) = 0;
 };
 
 // A context on its way in, below STORE/importing. What arrived stays there until Publish, so that an
@@ -88,6 +95,8 @@ struct StreamHeader {
   static absl::StatusOr<StreamHeader> Decode(absl::string_view all);  // BytesWanted() of them
 };
 inline constexpr int64_t kStreamDigestBytes = 32;
+// SHA-256 as a stream has it: 32 bytes.
+std::string StreamDigest(absl::string_view bytes);
 inline constexpr int64_t kMostStreamFiles = 1 << 20;
 
 }  // namespace carrel::kvstore

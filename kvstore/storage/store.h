@@ -116,7 +116,7 @@ enum class StoreMode : uint8_t {
 
 class Store {
  public:
-  // kReadWrite creates the folder if it is absent; kReadOnly does not.
+  // kReadWrite creates the folder if it is absent; kReadOnly does not. InvalidArgument: s3://.., a bucket.
   static absl::StatusOr<std::unique_ptr<Store>> Open(const std::string& folder, StoreMode mode);
   virtual ~Store() = default;
 

@@ -14,8 +14,10 @@ struct Pair {
   const char* passive;
   const char* active;
 };
-constexpr Pair kPairs[] = {
-    {"Overruled by", "Overrules"}, {"Replaced by", "Replaces"}, {"Amended by", "Amends"}};
+constexpr Pair kPairs[] = {{"Overruled by", "Overrules"},
+                           {"Replaced by", "Replaces"},
+                           {"Superseded by", "Supersedes"},
+                           {"Amended by", "Amends"}};
 
 // The numbers behind the words, in links or plain: "Replaced by 041, 042".
 std::set<std::string> NumbersBehind(const TextFile& file, const std::string& words) {

@@ -78,8 +78,17 @@ Violations CheckClocks(const Tree& tree);
 Violations CheckJson(const Tree& tree);
 
 // --- overruled.cc
-// A decision that says "Overruled by N", "Replaced by N" or "Amended by N" is named by decision N with
-// "Overrules", "Replaces" or "Amends", and the other way round.
+// A decision that says "Overruled by N", "Replaced by N", "Superseded by N" or "Amended by N" is named by
+// decision N with "Overrules", "Replaces", "Supersedes" or "Amends", and the other way round.
 Violations CheckOverruled(const Tree& tree);
+
+// --- prose.cc
+inline constexpr int kMostDecisionWords = 400, kMostLineCharacters = 400;
+inline constexpr char kLongLines[] =
+    "tests/tidy/long_lines.txt";  // keys: PATH; behind it, how many
+// Words of a decision, its title and tables among them. Characters of a line of Markdown outside tables and
+// code fences; a listed file has as many longer lines as the list says, no more and no fewer.
+Violations CheckDecisionWords(const Tree& tree);
+Violations CheckLineCharacters(const Tree& tree);
 
 }  // namespace carrel::tidy

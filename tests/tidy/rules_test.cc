@@ -288,6 +288,44 @@ TEST(OverruledTest, OneSidedWord_IsFound) {
   EXPECT_THAT(
       CheckOverruled(Make({{old, "Overruled by 002.\n"}, {young, "\n"}})),
       ElementsAre(HasSubstr("001-a.md:1: Overruled by 002, which does not say Overrules 001")));
+  EXPECT_THAT(
+      CheckOverruled(Make({{old, "Superseded by [002](002-b.md).\n"}, {young, "\n"}})),
+      ElementsAre(HasSubstr("001-a.md:1: Superseded by 002, which does not say Supersedes 001")));
+}
+
+TEST(ProseTest, LongDecision_IsFound) {
+  std::string most = "# 001: a\n\n| b |\n";  // 6 words
+  for (int i = 6; i < kMostDecisionWords; ++i) most += i % 9 == 0 ? "word\n" : "word  ";
+  const std::string page = "docs/decisions/001-a.md";
+  EXPECT_THAT(CheckDecisionWords(Make({{page, most}})), IsEmpty());
+  EXPECT_THAT(CheckDecisionWords(Make({{page, most + "one"}})),
+              ElementsAre(HasSubstr("001-a.md:1: 401 words")));
+  EXPECT_THAT(CheckDecisionWords(
+                  Make({{"docs/decisions/README.md", most + "one"}, {"docs/a.md", most + "one"}})),
+              IsEmpty());
+}
+
+TEST(ProseTest, LongLine_MustBeListed_AndListsMayOnlyShrink) {
+  const auto line = [](int characters) { return std::string(characters, 'a') + "\n"; };
+  std::string umlauts;
+  for (int i = 0; i < kMostLineCharacters; ++i) umlauts += "\u00e4";
+  EXPECT_THAT(CheckLineCharacters(Make({{"a.md", line(400) + umlauts + "\n" + "| " + line(900) +
+                                                     "```\n" + line(900) + "```\n"},
+                                        {"a.txt", line(900)}})),
+              IsEmpty());
+  const std::string two = "\n" + line(401) + "```\n```\n" + line(900);
+  EXPECT_THAT(CheckLineCharacters(Make({{"a.md", two}})),
+              ElementsAre(HasSubstr("a.md:5: of 2 lines over 400 characters, 0 may be; the first "
+                                    "is line 2")));
+  const auto listed = [&](const std::string& text, const std::string& list) {
+    return CheckLineCharacters(Make({{"a.md", text}, {kLongLines, list}}));
+  };
+  EXPECT_THAT(listed(two, "a.md  2\n"), IsEmpty());
+  EXPECT_THAT(listed(two, "a.md  1\n"), ElementsAre(HasSubstr("of 2 lines")));
+  EXPECT_THAT(listed(line(401), "a.md  2\n"), ElementsAre(HasSubstr("has 1 of 2: lower it")));
+  EXPECT_THAT(listed(line(9), "a.md  2\n"), ElementsAre(HasSubstr("has 0 of 2: take it out")));
+  EXPECT_THAT(listed(line(9), "b.md  2\n"), ElementsAre(HasSubstr("there is no b.md")));
+  EXPECT_THAT(listed(line(9), "a.md  some\n"), ElementsAre(HasSubstr("needs a number")));
 }
 
 }  // namespace

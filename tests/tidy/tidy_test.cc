@@ -58,5 +58,11 @@ TEST(TidyTest, Json_HasOneWayIn) { EXPECT_THAT(CheckJson(Repository()), Holds())
 
 TEST(TidyTest, OverruledDecisions_SaySo) { EXPECT_THAT(CheckOverruled(Repository()), Holds()); }
 
+TEST(TidyTest, Decisions_AreShort) { EXPECT_THAT(CheckDecisionWords(Repository()), Holds()); }
+
+TEST(TidyTest, LinesOfDocuments_AreShort) {
+  EXPECT_THAT(CheckLineCharacters(Repository()), Holds());
+}
+
 }  // namespace
 }  // namespace carrel::tidy

@@ -9,19 +9,26 @@
 #include <optional>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/file.h"
 #include "common/status.h"
 #include "http_api/api_service.h"
 #include "kvstore/access/access.h"
 #include "kvstore/access/audit_log.h"
+#include "kvstore/engine/engine.h"
+#include "kvstore/replica/residence_metrics.h"
 #include "serving/job_follower.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/config_file.h"
 #include "tools/carrel/job_flags.h"
+#include "tools/carrel/replica_flags.h"
 #include "tools/carrel/retrieval_flags.h"
 #include "tools/carrel/signal_pipe.h"
 
@@ -30,7 +37,8 @@ namespace {
 
 struct ApiFlags {
   RetrievalFlags retrieval;
-  JobFlags jobs;  // --jobs is its bucket
+  ReplicaFlags replica;
+  JobFlags jobs;  // --jobs is its bucket, reached as --remote's is
   http_api::ApiConfig config;
   std::string keys, audit_log;
   bool read_only = false, open_page = false, anyone_may_write = false;
@@ -41,10 +49,11 @@ struct ApiFlags {
 absl::StatusOr<std::shared_ptr<library::StoreAccess>> OpenFor(const ApiFlags& flags) {
   const StoreFlags& store = flags.retrieval.store;
   if (store.folder.empty() && store.server.empty()) return nullptr;
-  if (!flags.config.documents.writable) return OpenStore(flags.retrieval);
+  if (!flags.config.documents.writable && !flags.replica.given()) return OpenStore(flags.retrieval);
   absl::StatusOr<std::shared_ptr<library::StoreAccess>> opened =
       library::StoreAccess::Open(store, kvstore::StoreMode::kReadWrite);
   if (opened.ok()) return opened;
+  if (flags.replica.given()) return Annotate(opened.status(), "--cache");
   return Annotate(opened.status(), "--store (with --read-only it is only read)");
 }
 
@@ -53,6 +62,44 @@ constexpr kvstore::RetryPolicy kSoon = {.attempts = 4,
                                         .first = absl::Milliseconds(50),
                                         .most = absl::Milliseconds(500),
                                         .deadline = absl::Seconds(4)};
+
+// The service, for who makes room among the contexts that it answers from: there is none before it has started, nor
+// once it is to end.
+class ServiceInUse {
+ public:
+  void Set(http_api::ApiService* service) {
+    absl::MutexLock lock(&mu_);
+    service_ = service;
+  }
+  bool Reads(const std::string& context) const {
+    absl::ReaderMutexLock lock(&mu_);
+    return service_ != nullptr && service_->Reads(context);
+  }
+  absl::Status LetGo(const std::string& context) const {
+    absl::ReaderMutexLock lock(&mu_);
+    return service_ == nullptr ? absl::OkStatus() : service_->LetGo(context);
+  }
+
+ private:
+  mutable absl::Mutex mu_;
+  http_api::ApiService* service_ ABSL_GUARDED_BY(mu_) = nullptr;
+};
+
+// A context whose decoders are idle may go for another; one that is read may not.
+kvstore::ResidenceTarget TargetOf(kvstore::Engine& engine, const ServiceInUse& service) {
+  kvstore::ResidenceTarget target = kvstore::TargetOf(engine);
+  target.is_open = [&service](const std::string& name) { return service.Reads(name); };
+  target.remove = [&engine, &service](const std::string& name) -> absl::Status {
+    RETURN_IF_ERROR(service.LetGo(name));
+    // A session that was just closed may not be gone yet.
+    for (int attempt = 0;; ++attempt) {
+      const absl::Status deleted = engine.Delete(name);
+      if (!absl::IsFailedPrecondition(deleted) || attempt == 50) return deleted;
+      absl::SleepFor(absl::Milliseconds(20));
+    }
+  };
+  return target;
+}
 
 // Who may do what here.
 struct Door {
@@ -145,12 +192,18 @@ void ReadAgain(const Door& door) {
 
 // Who follows the jobs that documents become; without --jobs they are prefilled here.
 absl::Status OpenJobs(ApiFlags& flags) {
-  if (flags.jobs.remote.empty()) return flags.jobs.bucket.RefuseWithoutBucket();
+  if (flags.jobs.remote.empty()) return absl::OkStatus();
+  flags.jobs.bucket = flags.replica.bucket;
   RETURN_IF_ERROR(Annotate(flags.jobs.Validate(), "--jobs"));
-  if (flags.retrieval.store.server.empty()) {
+  if (flags.retrieval.store.server.empty() && !flags.replica.given()) {
     return absl::InvalidArgumentError(
-        "--jobs has workers prefill documents into a bucket: it needs --server, a server that has "
-        "the bucket's contexts (carrel serve --remote)");
+        "--jobs has workers prefill documents into a bucket: it needs --remote, or --server, a "
+        "server that has the bucket's contexts (carrel serve --remote)");
+  }
+  if (flags.replica.given() && flags.replica.remote != flags.jobs.remote) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--jobs ", flags.jobs.remote, " and --remote ", flags.replica.remote,
+                     ": what becomes of documents would not be here"));
   }
   ASSIGN_OR_RETURN(std::unique_ptr<kvstore::Bucket> bucket, flags.jobs.Open(kSoon));
   ASSIGN_OR_RETURN(std::unique_ptr<serving::Doorbell> doorbell,
@@ -160,9 +213,16 @@ absl::Status OpenJobs(ApiFlags& flags) {
   return absl::OkStatus();
 }
 
-absl::Status RunApi(ApiFlags& flags) {
+// Flags into the service's configuration; who may do what comes with the door.
+absl::Status Resolve(ApiFlags& flags) {
   RetrievalFlags& retrieval = flags.retrieval;
   if (retrieval.model_dir.empty()) return absl::InvalidArgumentError("api: --model is required");
+  if (flags.replica.given() && !retrieval.store.server.empty()) {
+    return absl::InvalidArgumentError("--server and --remote: contexts lie there or come here");
+  }
+  ReplicaFlags replica = flags.replica;
+  if (!flags.jobs.remote.empty() && !replica.given()) replica.bucket = {};  // they are those of --jobs
+  RETURN_IF_ERROR(replica.Resolve(flags.read_only, retrieval.store.folder));
   const bool stored = !retrieval.store.folder.empty() || !retrieval.store.server.empty();
   RETURN_IF_ERROR(retrieval.ResolveFor(stored));
   http_api::ApiConfig& config = flags.config;
@@ -171,11 +231,13 @@ absl::Status RunApi(ApiFlags& flags) {
     config.model_name =
         std::filesystem::path(retrieval.model_dir).lexically_normal().stem().string();
   }
-  config.documents.writable = !retrieval.store.folder.empty() && !flags.read_only;
-  ASSIGN_OR_RETURN(Door door, OpenDoor(flags));
-  config.access = door.access;
-  config.audit = door.audit.get();
-  config.token_file = door.token_file;
+  config.documents.writable =
+      !retrieval.store.folder.empty() && !flags.read_only && !flags.replica.given();
+  if (flags.replica.given()) {
+    config.documents.why_not_writable = absl::StrCat(
+        "the contexts here are those of ", flags.replica.remote,
+        ": carrel prefill --store s3://.. and carrel push bring one there, carrel rm removes it");
+  }
   absl::Duration& idle = config.answerer.sequences.idle;
   if (!absl::ParseDuration(flags.idle_after, &idle) || idle < absl::Seconds(1)) {
     return absl::InvalidArgumentError(
@@ -193,6 +255,42 @@ absl::Status RunApi(ApiFlags& flags) {
     return absl::InvalidArgumentError(
         "--keep-documents needs --store, without --read-only: that is where they are kept");
   }
+  return absl::OkStatus();
+}
+
+// Until a signal ends it. residence: null: contexts come from nowhere.
+absl::Status Serve(const ApiFlags& flags, const Door& door, const SignalPipe& signals,
+                   std::shared_ptr<library::LoadedModel> model,
+                   std::shared_ptr<library::StoreAccess> store, kvstore::Residence* residence,
+                   ServiceInUse& in_use) {
+  http_api::ApiConfig config = flags.config;
+  config.access = door.access;
+  config.audit = door.audit.get();
+  config.token_file = door.token_file;
+  const std::unique_ptr<kvstore::Warming> warming = flags.replica.StartWarming(residence, nullptr);
+  if (warming != nullptr) config.ready = [&warming] { return warming->ready(); };
+  if (residence != nullptr) {
+    config.more_metrics = [residence] {
+      return kvstore::ResidenceMetrics(residence->Statistics());
+    };
+  }
+  ASSIGN_OR_RETURN(const std::unique_ptr<http_api::ApiService> service,
+                   http_api::ApiService::Start(config, std::move(model), std::move(store)));
+  in_use.Set(service.get());
+  const auto let_go = absl::MakeCleanup([&in_use] { in_use.Set(nullptr); });
+  const std::string page = Announce(flags, door, *service);
+  if (flags.open_page && !page.empty()) OpenInBrowser(page);
+  int signal = signals.Wait();
+  for (; signal == SIGHUP; signal = signals.Wait()) ReadAgain(door);
+  std::fprintf(stderr, "carrel api: %s: stopping\n", strsignal(signal));
+  if (residence != nullptr) residence->End();  // nobody waits for a bucket any more
+  return absl::OkStatus();
+}
+
+absl::Status RunApi(ApiFlags& flags) {
+  const RetrievalFlags& retrieval = flags.retrieval;
+  RETURN_IF_ERROR(Resolve(flags));
+  ASSIGN_OR_RETURN(Door door, OpenDoor(flags));
   // A terminal that is closed ends it, unless there is something that SIGHUP has it read again.
   ASSIGN_OR_RETURN(SignalPipe signals, flags.keys.empty() && door.audit == nullptr
                                            ? SignalPipe::Catch({SIGTERM, SIGINT})
@@ -203,13 +301,14 @@ absl::Status RunApi(ApiFlags& flags) {
       std::shared_ptr<library::LoadedModel> model,
       library::LoadedModel::Load(retrieval.model_dir, retrieval.adapter_dir, retrieval.threads));
   if (retrieval.missing_bytes == "drop") model->DropMissingBytes();
-  ASSIGN_OR_RETURN(const std::unique_ptr<http_api::ApiService> service,
-                   http_api::ApiService::Start(config, std::move(model), std::move(store)));
-  const std::string page = Announce(flags, door, *service);
-  if (flags.open_page && !page.empty()) OpenInBrowser(page);
-  int signal = signals.Wait();
-  for (; signal == SIGHUP; signal = signals.Wait()) ReadAgain(door);
-  std::fprintf(stderr, "carrel api: %s: stopping\n", strsignal(signal));
+  ServiceInUse in_use;
+  std::unique_ptr<kvstore::Residence> residence;  // goes after the service, before the store
+  if (flags.replica.given()) {
+    const kvstore::ResidenceTarget target = TargetOf(*store->engine(), in_use);
+    ASSIGN_OR_RETURN(residence, flags.replica.Start(*store->engine(), &target));
+    store->SetSource(residence.get());
+  }
+  RETURN_IF_ERROR(Serve(flags, door, signals, std::move(model), store, residence.get(), in_use));
   if (!door.token_file.empty()) unlink(door.token_file.c_str());
   return absl::OkStatus();
 }
@@ -240,7 +339,6 @@ void DeclareJobs(CLI::App& command, ApiFlags& flags) {
                      "s3://BUCKET/PREFIX: documents that clients bring are prefilled by carrel "
                      "worker into this bucket, whose contexts --server has");
   flags.jobs.DeclareDoorbell(command);
-  flags.jobs.bucket.Declare(command);
 }
 
 // Who may come, and how many.
@@ -276,7 +374,8 @@ void AddApi(CLI::App& app, Run& chosen) {
   flags->retrieval.DeclareModel(command);
   DeclareMissingBytes(command, flags->retrieval.missing_bytes);
   flags->retrieval.DeclareWeights(command);
-  flags->retrieval.store.Declare(command);
+  flags->retrieval.store.DeclareSeveral(command);
+  flags->replica.Declare(command);
   command
       .add_option("--listen", flags->config.http.listen, "HOST:PORT or unix:PATH; may be repeated")
       ->capture_default_str();

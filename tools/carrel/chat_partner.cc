@@ -227,6 +227,7 @@ class ApiPartner final : public ChatPartner {
     if (!settings.context.empty()) request["context"] = settings.context;
     ChatAnswer answer;
     client_.set_wanted(wanted);
+    client_.set_context(settings.context);
     RETURN_IF_ERROR(client_.Stream(target, DumpJson(request), [&](absl::string_view data) {
       return AddEvent(data, on_text, answer);
     }));

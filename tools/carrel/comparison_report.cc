@@ -171,6 +171,7 @@ nlohmann::json AnswersJson(const std::vector<Tally::Answer>& answers) {
                     {"answer", a.answer},
                     {"ids", a.ids},
                     {"score", a.score}});
+    if (!a.logits_sha256.empty()) json.back()["logits_sha256"] = a.logits_sha256;
   }
   return json;
 }

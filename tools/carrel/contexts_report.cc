@@ -22,7 +22,8 @@ std::string ContextsJson(const v1::ListResponse& list) {
                         {"index", context.index_kind()},
                         {"bytes", context.bytes()},
                         {"created_unix_s", context.created_unix_s()},
-                        {"content_id", context.content_id()}});
+                        {"content_id", context.content_id()},
+                        {"elsewhere", context.elsewhere()}});
   }
   nlohmann::json unreadable = nlohmann::json::array();
   for (const std::string& why : list.unreadable()) unreadable.push_back(why);
@@ -46,6 +47,12 @@ std::string ContextsTable(const v1::ListResponse& list) {
       absl::StrFormat("%-24s %10s %6s %8s %8s %-6s %10s  %-19s  %s\n", "NAME", "TOKENS", "LAYERS",
                       "KV HEADS", "HEAD DIM", "INDEX", "SIZE", "CREATED", "CONTENT ID");
   for (const v1::ListResponse::Summary& context : list.contexts()) {
+    if (context.elsewhere()) {
+      absl::StrAppendFormat(&table, "%-24s %10d %6s %8s %8s %-6s %10s  %-19s  %s\n", context.name(),
+                            context.tokens(), "-", "-", "-", "-", FormatBytes(context.bytes()),
+                            "in the bucket alone", context.content_id().substr(0, 12));
+      continue;
+    }
     absl::StrAppendFormat(
         &table, "%-24s %10d %6u %8u %8u %-6s %10s  %-19s  %s\n", context.name(), context.tokens(),
         context.layers(), context.kv_heads(), context.head_dim(), context.index_kind(),

@@ -18,6 +18,7 @@
 #include "tools/carrel/comparison_report.h"
 #include "tools/carrel/evaluation.h"
 #include "tools/carrel/known_names.h"
+#include "tools/carrel/lab.h"
 #include "tools/carrel/page_file.h"
 #include "tools/carrel/questions.h"
 #include "tools/carrel/report.h"
@@ -38,6 +39,7 @@ struct EvalFlags {
   std::string match_name = "exact";
   Match match = Match::kExact;
   std::string answers = "differing";
+  bool logits_digest = false;
   bool stats = false;
   bool json = false;
 };
@@ -48,6 +50,8 @@ absl::Status RunComparison(const EvalFlags& flags) {
   if (flags.stats)
     return absl::InvalidArgumentError(
         "--stats is of one configuration; --compare measures --measure questions of each");
+  if (flags.logits_digest)
+    return absl::InvalidArgumentError("logits-digest is of one configuration, not of --compare");
   if (flags.measure < 0)
     return absl::InvalidArgumentError(absl::StrCat("measure=", flags.measure, " is negative"));
   if (flags.html.has_value()) RETURN_IF_ERROR(CheckPage(*flags.html));
@@ -155,6 +159,8 @@ absl::Status ResolveEval(EvalFlags& flags) {
     return absl::InvalidArgumentError(
         absl::StrCat("answers=", flags.answers, " is none of differing, all"));
   }
+  if (flags.logits_digest && flags.answers != "all")
+    return absl::InvalidArgumentError("logits-digest is told with each answer: add --answers all");
   return absl::OkStatus();
 }
 
@@ -167,6 +173,7 @@ absl::Status RunEval(EvalFlags& flags) {
   flags.retrieval.config.measure = flags.stats;
   Tally tally;
   tally.keep = flags.answers == "all";
+  tally.digest = flags.logits_digest;
   Progress progress(Progress::ModeFor(stderr) == Progress::Mode::kTerminal
                         ? Progress::Mode::kTerminal
                         : Progress::Mode::kQuiet);
@@ -272,6 +279,9 @@ void AddEval(CLI::App& app, Run& chosen) {
                   "which are listed: differing (from dense_ids where these are given, else not "
                   "right) | all")
       ->capture_default_str();
+  command.add_flag("--logits-digest", flags->logits_digest,
+                   "the SHA-256 of each answer's logits, of every prompt and generated position");
+  MoveToLab(command, {"logits-digest"});
   command.add_flag("--stats", flags->stats, "also measure hit rate and mass per layer (slower)");
   command.add_flag("--json", flags->json, "nothing but the JSON object");
   command.callback([flags, &chosen] {

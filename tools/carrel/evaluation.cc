@@ -7,11 +7,16 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/checksum.h"
 #include "common/status.h"
 #include "decoder/generation.h"
 
 namespace carrel::tools {
 namespace {
+
+std::string Digest(const std::vector<float>& logits) {
+  return Sha256Hex({reinterpret_cast<const char*>(logits.data()), logits.size() * sizeof(float)});
+}
 
 // A question that a decoder answers.
 struct Asking {
@@ -83,6 +88,7 @@ class Asker {
     options.max_tokens = flags_.max_tokens;
     ASSIGN_OR_RETURN(options.sampling, flags_.sampling.Resolve({}));  // whatever the model advises
     options.trace = sources_ > 0;
+    options.keep_logits = tally_.digest;
     if (sources_ > 0) RETURN_IF_ERROR(one.open->Document().status());  // before anything is timed
     one.prompt_tokens = static_cast<int64_t>(prompt.tokens.size());
     ASSIGN_OR_RETURN(decoder::Generation generation,
@@ -93,8 +99,9 @@ class Asker {
   }
 
   absl::Status End(Asking& one) {
-    Ended ended{one.prompt_tokens, one.generation->TakeResult(), {}};
+    Ended ended{one.prompt_tokens, one.generation->TakeResult(), {}, {}};
     one.generation.reset();
+    if (tally_.digest) ended.logits_sha256 = Digest(std::exchange(ended.result.logits, {}));
     ASSIGN_OR_RETURN(ended.text, one.open->checkpoint().tokenizer->Decode(ended.result.ids,
                                                                           /*skip_special=*/true));
     const Question& question = questions_[one.question];
@@ -111,7 +118,7 @@ class Asker {
   struct Ended {
     int64_t prompt_tokens = 0;
     decoder::GenerateResult result;
-    std::string text;
+    std::string text, logits_sha256;
   };
 
   absl::Status CountSources(OpenDecoder& open, const Question& question,
@@ -142,7 +149,8 @@ class Asker {
     tally_.steps += result.steps;
     tally_.prompt_seconds += result.prompt_seconds;
     tally_.generate_seconds += result.generate_seconds;
-    Tally::Answer answer = {question.prompt, ended.text, question.answer, result.ids, score};
+    Tally::Answer answer = {question.prompt, ended.text, question.answer,
+                            result.ids,      score,      ended.logits_sha256};
     if (tally_.keep) tally_.answers.push_back(answer);
     if (question.has_dense_ids ? !agrees : !right) tally_.differing.push_back(std::move(answer));
   }

@@ -29,7 +29,8 @@ absl::string_view MatchName(Match match);
 double Score(const Question& question, Match match, absl::string_view text);
 
 struct Tally {
-  bool keep = false;  // every answer
+  bool keep = false;    // every answer
+  bool digest = false;  // and of its logits the SHA-256
   int64_t exact = 0, right = 0, with_dense = 0, agreeing = 0, prompt_tokens = 0, tokens = 0;
   int64_t steps = 0;  // tokens fed back: what generate_seconds are of
   double score = 0;   // sum over questions; right are those of 1
@@ -38,6 +39,8 @@ struct Tally {
     std::string prompt, text, answer;
     std::vector<TokenId> ids;
     double score = 0;
+    std::string
+        logits_sha256;  // of every prompt and generated position's, fp32; empty: not asked for
   };
   std::vector<Answer> answers;    // all, where `keep` says so
   std::vector<double> scores;     // of each question

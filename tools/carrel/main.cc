@@ -115,6 +115,7 @@ int main(int argc, char** argv) {
   carrel::tools::AddUpgrade(app, chosen);
   carrel::tools::AddExport(app, chosen);
   carrel::tools::AddImport(app, chosen);
+  carrel::tools::AddWarm(app, chosen);
   carrel::tools::AddBucket(app, chosen);
   carrel::tools::AddJob(app, chosen);
   carrel::tools::AddWorker(app, chosen);

@@ -14,11 +14,13 @@
 #include "common/progress.h"
 #include "common/status.h"
 #include "http_api/chat_probe.h"
+#include "kvstore/remote/push_ahead.h"
 #include "kvstore/service/context_client.h"
 #include "kvstore/storage/store.h"
 #include "library/document_text.h"
 #include "library/move_context.h"
 #include "prefill/prefill.h"
+#include "tools/carrel/bucket_flags.h"
 #include "tools/carrel/chat_text.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/document_file.h"
@@ -39,6 +41,10 @@ struct PrefillFlags {
   bool raw = false;
   std::string tokens;
   StoreFlags served;  // no server: the context stays in the folder
+  BucketFlags bucket;
+  std::string
+      bucket_uri;  // --store s3://..: where the context goes; config.store_folder is --staging then
+  std::string staging;
   IndexFlags index;
   int threads = 0;
   std::string device = "cpu";
@@ -162,6 +168,19 @@ bool IsComputed(const absl::StatusOr<v1::Manifest>& found, const model::Checkpoi
   return found->token_ids_sha256() == Sha256Hex(bytes);
 }
 
+// Says how it went, unless a report as JSON comes at the end.
+absl::Status PrefillHere(const PrefillFlags& flags, const model::Checkpoint& checkpoint,
+                         const std::vector<TokenId>& tokens, kvstore::Store& store,
+                         ThreadPool* pool, Progress& progress) {
+  const absl::StatusOr<prefill::PrefillReport> report =
+      prefill::RunPrefill(flags.config, checkpoint, tokens, store, pool, progress);
+  progress.Clear();
+  if (!report.ok())
+    return Annotate(report.status(), absl::StrCat("prefill of \"", flags.config.name, "\""));
+  if (!flags.json) Print(flags, *report);
+  return absl::OkStatus();
+}
+
 // Prefills in the folder, unless that is done, and moves the context from there to the server.
 absl::Status PrefillIntoServer(PrefillFlags& flags, const model::Checkpoint& checkpoint,
                                const std::vector<TokenId>& tokens, kvstore::Store& store,
@@ -184,12 +203,7 @@ absl::Status PrefillIntoServer(PrefillFlags& flags, const model::Checkpoint& che
         ahead.Send(*id, layer.first_file + static_cast<int64_t>(i), layer.paths[i]);
       }
     };
-    const absl::StatusOr<prefill::PrefillReport> report =
-        prefill::RunPrefill(flags.config, checkpoint, tokens, store, pool, progress);
-    progress.Clear();
-    if (!report.ok())
-      return Annotate(report.status(), absl::StrCat("prefill of \"", flags.config.name, "\""));
-    if (!flags.json) Print(flags, *report);
+    RETURN_IF_ERROR(PrefillHere(flags, checkpoint, tokens, store, pool, progress));
     progress.Update(1, "sending layers");
     if (const absl::Status sent = ahead.Finish(); !sent.ok()) {
       spdlog::warn("layers were not sent ahead: {}", sent.ToString());
@@ -219,7 +233,94 @@ absl::Status PrefillIntoServer(PrefillFlags& flags, const model::Checkpoint& che
   return absl::OkStatus();
 }
 
+// Prefills in the staging folder, unless that is done, while finished layers go into the bucket; the context is
+// visible there once all of it is, and then leaves the folder.
+absl::Status PrefillIntoBucket(PrefillFlags& flags, const kvstore::Bucket& bucket,
+                               const model::Checkpoint& checkpoint,
+                               const std::vector<TokenId>& tokens, kvstore::Store& store,
+                               ThreadPool* pool) {
+  const std::string& name = flags.config.name;
+  const absl::StatusOr<v1::Manifest> found = store.GetManifest(name);
+  const bool computed = IsComputed(found, checkpoint, tokens);
+  RETURN_IF_ERROR(kvstore::Pusher::CheckName(bucket, name, computed ? found->content_id() : ""));
+  Progress progress(flags.quiet ? Progress::Mode::kQuiet : Progress::ModeFor(stderr));
+  kvstore::PushAhead ahead(bucket);
+  if (!computed) {
+    flags.config.sealed = [&ahead](const prefill::SealedLayer& layer) {
+      const auto id = kvstore::ContextId::FromBytes(layer.context_id);
+      for (size_t i = 0; id.has_value() && i < layer.paths.size(); ++i) {
+        ahead.Add(*id, layer.first_file + static_cast<int64_t>(i), layer.paths[i]);
+      }
+    };
+    const absl::Status done = PrefillHere(flags, checkpoint, tokens, store, pool, progress);
+    flags.config.sealed = nullptr;
+    RETURN_IF_ERROR(done);
+  }
+  absl::StatusOr<kvstore::Pushed> pushed;
+  {
+    ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextExport> from, store.Export(name));
+    pushed = ahead.Publish(name, *from, [&](int64_t bytes, int64_t all) {
+      progress.Update(static_cast<double>(bytes) / static_cast<double>(std::max<int64_t>(1, all)),
+                      "sending");
+    });
+  }
+  progress.Clear();
+  if (const absl::Status sent = ahead.ahead_status(); !sent.ok()) {
+    spdlog::warn("layers were not sent ahead: {}", sent.ToString());
+  }
+  if (!pushed.ok()) {
+    return Annotate(pushed.status(), absl::StrCat("sending \"", name, "\" to ", flags.bucket_uri,
+                                                  "; the same command goes on"));
+  }
+  RETURN_IF_ERROR(store.Delete(name));
+  if (flags.json) {
+    std::printf("%s\n", DumpJson(nlohmann::json{{"name", name},
+                                                {"tokens", tokens.size()},
+                                                {"store", flags.bucket_uri},
+                                                {"content_id", pushed->content_id},
+                                                {"bytes", pushed->bytes},
+                                                {"sent_bytes", pushed->sent_bytes},
+                                                {"bytes_ahead", ahead.sent_ahead()}})
+                            .c_str());
+  } else {
+    std::printf("sent to %s: %s, of which %s while layers were computed, content id %s\n",
+                flags.bucket_uri.c_str(), FormatBytes(pushed->bytes).c_str(),
+                FormatBytes(ahead.sent_ahead()).c_str(), pushed->content_id.c_str());
+  }
+  return absl::OkStatus();
+}
+
+// Where the work is done, and where the context goes.
+absl::Status ResolvePlaces(PrefillFlags& flags) {
+  std::string& folder = flags.config.store_folder;
+  if (!kvstore::BucketAddress::IsOne(folder)) {
+    if (!flags.staging.empty()) {
+      return absl::InvalidArgumentError(
+          "--staging is of --store s3://..: with a folder, --store is where the work is done");
+    }
+    return flags.bucket.RefuseWithoutBucket();
+  }
+  RETURN_IF_ERROR(kvstore::BucketAddress::Parse(folder).status());
+  if (!flags.served.server.empty()) {
+    return absl::InvalidArgumentError(
+        "--server with --store s3://..: the context goes to one of them; carrel push moves it on");
+  }
+  if (flags.staging.empty()) {
+    return absl::InvalidArgumentError(
+        "--store s3://.. needs --staging FOLDER, where the work is done; it holds the context "
+        "until "
+        "all of it is sent");
+  }
+  if (kvstore::BucketAddress::IsOne(flags.staging)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--staging ", flags.staging, " is a bucket: it must be a folder"));
+  }
+  flags.bucket_uri = std::exchange(folder, flags.staging);
+  return absl::OkStatus();
+}
+
 absl::Status RunPrefillCommand(PrefillFlags& flags) {
+  RETURN_IF_ERROR(ResolvePlaces(flags));
   if (flags.input.empty() == flags.tokens.empty()) {
     return absl::InvalidArgumentError(
         "prefill needs one of --input FILE (text, - for standard input) and --tokens FILE.json");
@@ -253,8 +354,14 @@ absl::Status RunPrefillCommand(PrefillFlags& flags) {
   if (chat != nullptr) {
     flags.config.probe = http_api::ChatProbe(chat.get(), *checkpoint.tokenizer, tokens);
   }
+  std::unique_ptr<kvstore::Bucket> bucket;
+  if (!flags.bucket_uri.empty()) {
+    ASSIGN_OR_RETURN(bucket, flags.bucket.Open(flags.bucket_uri));
+  }
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Store> store,
                    kvstore::Store::Open(flags.config.store_folder, kvstore::StoreMode::kReadWrite));
+  if (bucket != nullptr)
+    return PrefillIntoBucket(flags, *bucket, checkpoint, tokens, *store, &pool);
   if (!flags.served.server.empty())
     return PrefillIntoServer(flags, checkpoint, tokens, *store, &pool);
   Progress progress(flags.quiet ? Progress::Mode::kQuiet : Progress::ModeFor(stderr));
@@ -322,8 +429,15 @@ void AddPrefill(CLI::App& app, Run& chosen) {
   DeclareMissingBytes(command, flags->missing_bytes);
   command.add_option("--tokens", flags->tokens, "token ids instead of text: a JSON array");
   command
-      .add_option("--store", flags->config.store_folder, "folder of the store; created if absent")
+      .add_option("--store", flags->config.store_folder,
+                  "folder of the store, created if absent; or s3://BUCKET/PREFIX: layers go there "
+                  "while later ones are computed")
       ->required();
+  command.add_option(
+      "--staging", flags->staging,
+      "--store s3://..: folder where the work is done, created if absent; the context "
+      "leaves it once all of it is in the bucket");
+  flags->bucket.Declare(command);
   flags->served.DeclareServer(command);
   command.get_option("--server")
       ->description(

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 #include "kvstore/engine/engine.h"
+#include "kvstore/format/context_name.h"
 #include "kvstore/replica/cache_folder.h"
 
 namespace carrel::tools {
@@ -33,12 +34,19 @@ void ReplicaFlags::Declare(CLI::App& command) {
   command.add_option("--pulls", pulls, "--remote: contexts that come at a time")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
+  command
+      .add_option(
+          "--warm", warm,
+          "--remote: a context that is to be here before this server says that it is ready; "
+          "may be repeated")
+      ->allow_extra_args(false);
   bucket.Declare(command);
 }
 
 absl::Status ReplicaFlags::Resolve(bool read_only, std::string& folder) const {
   if (!given()) {
     if (!cache.empty()) return absl::InvalidArgumentError("--cache is of --remote s3://..");
+    if (!warm.empty()) return absl::InvalidArgumentError("--warm is of --remote s3://..");
     if (cache_bytes != 0) return absl::InvalidArgumentError("--cache-bytes is of --remote s3://..");
     return bucket.RefuseWithoutBucket();
   }
@@ -56,12 +64,15 @@ absl::Status ReplicaFlags::Resolve(bool read_only, std::string& folder) const {
   if (read_only) {
     return absl::InvalidArgumentError("--read-only with --remote: what comes must be written");
   }
+  for (const std::string& name : warm) {
+    RETURN_IF_ERROR(Annotate(kvstore::ValidateContextName(name), "--warm"));
+  }
   folder = cache;
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<kvstore::Residence>> ReplicaFlags::Start(
-    kvstore::Engine& engine) const {
+    kvstore::Engine& engine, const kvstore::ResidenceTarget* target) const {
   if (!given()) return nullptr;
   RETURN_IF_ERROR(kvstore::ClaimCacheFolder(cache, remote, engine.store()));
   kvstore::ResidenceConfig config;
@@ -73,7 +84,13 @@ absl::StatusOr<std::unique_ptr<kvstore::Residence>> ReplicaFlags::Start(
   config.cache_bytes = cache_bytes;
   config.pulls = pulls;
   return kvstore::Residence::Create(config, std::move(names), std::move(files),
-                                    kvstore::TargetOf(engine));
+                                    target != nullptr ? *target : kvstore::TargetOf(engine));
+}
+
+std::unique_ptr<kvstore::Warming> ReplicaFlags::StartWarming(kvstore::Residence* residence,
+                                                             std::function<void()> ready) const {
+  if (residence == nullptr || warm.empty()) return nullptr;
+  return std::make_unique<kvstore::Warming>(*residence, warm, std::move(ready));
 }
 
 }  // namespace carrel::tools

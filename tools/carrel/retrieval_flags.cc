@@ -45,7 +45,7 @@ void RetrievalFlags::DeclareContext(CLI::App& command, bool context_required) {
       context_required ? "its name" : "its name; without one the model sees the prompt alone");
   if (context_required) context_option.required();
   DeclareContentId(command, config.content_id);
-  store.Declare(command);
+  store.DeclareSeveral(command);
   command
       .add_option("--retry-for", retry_for,
                   "--server: how long one that is gone is waited for; 0: not at all")

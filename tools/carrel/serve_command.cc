@@ -175,10 +175,16 @@ absl::Status RunServe(ServeFlags& flags) {
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Residence> residence,
                    flags.replica.Start(*engine));
   flags.server.source = residence.get();
+  flags.server.ready_later = !flags.replica.warm.empty();
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Server> server,
                    kvstore::Server::Start(flags.server, engine.get()));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::MetricsListener> metrics,
                    flags.observe.Listen(engine.get(), server.get(), residence.get()));
+  std::unique_ptr<kvstore::Warming> warming =
+      flags.replica.StartWarming(residence.get(), [&server] {
+        std::fprintf(stderr, "carrel serve: what --warm names is here\n");
+        server->SetReady();
+      });
   std::fprintf(stderr,
                "carrel serve: %s%s ready on %s; memory budget %lld MiB, and %lld MiB for "
                "requests, %d threads, queue of %lld, %lld connections of %lld file "
@@ -204,10 +210,12 @@ absl::Status RunServe(ServeFlags& flags) {
   int signal = signals.Wait();
   for (; signal == SIGHUP; signal = signals.Wait()) ReadAgain(flags, audit.get(), *engine);
   watchdog = nullptr;
+  warming = nullptr;
   kvstore::NotifySupervisor("STOPPING=1");
   std::fprintf(stderr,
                "carrel serve: %s: no new sessions, waiting up to %.0f s for %lld open ones\n",
                strsignal(signal), flags.drain_seconds, static_cast<long long>(engine->sessions()));
+  if (residence != nullptr) residence->End();  // nobody waits for a bucket any more
   Drain(*server, signals, absl::Seconds(flags.drain_seconds));
   std::fprintf(stderr, "carrel serve: stopped\n");
   return absl::OkStatus();
@@ -267,6 +275,10 @@ void AddServe(CLI::App& app, Run& chosen) {
       .add_option("--idle-timeout", flags->idle_seconds,
                   "seconds after which a session that asks for nothing is ended; 0: never")
       ->capture_default_str();
+  command.add_option(
+      "--advertise", flags->server.advertise,
+      "unix:PATH or HOST:PORT by which decoders reach this very server, told to those "
+      "that came through a router (Locate)");
   command.add_flag("--reflection", flags->server.reflection,
                    "tell anyone who asks which services and messages there are");
   command

@@ -9,8 +9,30 @@ void StoreFlags::Declare(CLI::App& command) {
   DeclareServer(command);
 }
 
+void StoreFlags::DeclareSeveral(CLI::App& command) {
+  command.add_option("--store", folder, "folder of a store, opened in this process");
+  command
+      .add_option(
+          "--server", given_servers,
+          "address of a carrel serve: unix:PATH or HOST:PORT; of servers of the same contexts "
+          "several: a context's name says which is asked first")
+      ->allow_extra_args(false)
+      ->each([this](const std::string& address) {
+        if (server.empty()) {
+          server = address;
+        } else {
+          other_servers.push_back(address);
+        }
+      });
+  DeclareLogin(command);
+}
+
 void StoreFlags::DeclareServer(CLI::App& command) {
   command.add_option("--server", server, "address of a carrel serve: unix:PATH or HOST:PORT");
+  DeclareLogin(command);
+}
+
+void StoreFlags::DeclareLogin(CLI::App& command) {
   command.add_option("--tls-ca", tls.ca, "--server: TLS, by these authorities; or $CARREL_TLS_CA")
       ->envname("CARREL_TLS_CA");
   command

@@ -221,7 +221,8 @@ absl::Status Resolve(ApiFlags& flags) {
     return absl::InvalidArgumentError("--server and --remote: contexts lie there or come here");
   }
   ReplicaFlags replica = flags.replica;
-  if (!flags.jobs.remote.empty() && !replica.given()) replica.bucket = {};  // they are those of --jobs
+  if (!flags.jobs.remote.empty() && !replica.given())
+    replica.bucket = {};  // they are those of --jobs
   RETURN_IF_ERROR(replica.Resolve(flags.read_only, retrieval.store.folder));
   const bool stored = !retrieval.store.folder.empty() || !retrieval.store.server.empty();
   RETURN_IF_ERROR(retrieval.ResolveFor(stored));
@@ -362,6 +363,7 @@ void DeclareDoor(CLI::App& command, ApiFlags& flags) {
                   "connections that have asked something; beyond it the idlest goes")
       ->check(CLI::Range(int64_t{1}, int64_t{1000000}))
       ->capture_default_str();
+  DeclareJobs(command, flags);
 }
 
 }  // namespace
@@ -384,7 +386,6 @@ void AddApi(CLI::App& app, Run& chosen) {
   command.add_option("--keys", flags->keys,
                      "file that says who may do what, as of serve: Authorization: Bearer KEY");
   DeclareDoor(command, *flags);
-  DeclareJobs(command, *flags);
   command.add_flag("--read-only", flags->read_only,
                    "--store: take no lock, and no documents; see what others publish");
   command

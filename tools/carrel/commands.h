@@ -32,7 +32,7 @@ void AddVerify(CLI::App& app, Run& chosen);
 void AddUpgrade(CLI::App& app, Run& chosen);
 void AddExport(CLI::App& app, Run& chosen);
 void AddImport(CLI::App& app, Run& chosen);
-void AddJob(CLI::App& app, Run& chosen);     // submit, status, list, cancel
+void AddJob(CLI::App& app, Run& chosen);  // submit, status, list, cancel
 void AddWorker(CLI::App& app, Run& chosen);
 void AddWarm(CLI::App& app, Run& chosen);
 void AddBucket(CLI::App& app, Run& chosen);    // push, pull, gc

@@ -168,7 +168,7 @@ TEST_F(JobsTest, WhatCannotSucceed_IsADeadLetterWithItsReason) {
               FailsWith(kFailed, Texts{"ALREADY_EXISTS", "\"first\""}));
   const std::string long_text = WriteFile("long.txt", [&] {
     std::string all;
-    for (int i = 0; i < 12; ++i) all += ReadBytes(DemoDocument("registry-8k"));
+    for (int i = 0; i < 18; ++i) all += ReadBytes(DemoDocument("registry-8k"));
     return all;
   }());
   const Outcome dead = Carrel(InBucket(Submit("long", long_text, {"--wait"})));

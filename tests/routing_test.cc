@@ -104,7 +104,7 @@ class RoutingTest : public StoreTest {
   static int64_t AnsweredBy(const std::string& address) {
     int64_t answered = 0;
     const json statistics = JsonOf(Carrel({"stats", "--server", address, "--json"}));
-    for (const json& latency : statistics["latencies"]) answered += int64_t{latency["count"]};
+    for (const json& latency : statistics["latencies"]) answered += latency["count"].get<int64_t>();
     return answered;
   }
   std::string At(const std::string& name) const { return "unix:" + SocketPath(name); }

@@ -76,9 +76,10 @@ class Jobs:
     def submit(self):
         i = len(self.given)
         name, document = f"job-{i}", self.cluster.folder / f"job-{i}.txt"
-        document.write_text(self.text[1000 + 900 * i:4500 + 900 * i])
+        document.write_text(self.text[1000 + 900 * i:5500 + 900 * i])
         self.given[name] = document
-        self.cluster.run("job", "submit", "--remote", URI, "--model", MODEL.name, "--input", document, "--name", name, "--quiet")
+        self.cluster.run("job", "submit", "--remote", URI, "--model", MODEL.name, "--input", document, "--name", name, "--quiet",
+                         "--nats", self.cluster.doorbell()["CARREL_WORKER_NATS"])
 
     def list(self):
         return json.loads(self.cluster.run("job", "list", "--remote", URI, "--all", "--json").stdout)["jobs"]
@@ -183,9 +184,9 @@ class Test:
 
     def broken(self, name, again):
         """kill -9 of one process under way; it comes back, and everybody is answered. A document is brought at the same time."""
-        self.jobs.submit()
-        if name in self.cluster.workers:
-            wait_until(lambda: self.jobs.at(name) or self.other_busy(name), f"{name} works", 120, every=0.1)
+        for _ in self.cluster.workers if name in self.cluster.workers else (name,):
+            self.jobs.submit()
+        busy = name not in self.cluster.workers or self.works(name)
         with self.tally.lock:
             running = [client for client in self.clients if isinstance(client, Asker) and client.replica in self.addresses(name)]
             cuts = len(self.tally.cuts)
@@ -197,16 +198,17 @@ class Test:
         self.cluster.processes[name].start()
         again()
         self.all_answered()
-        say(f"killed {name}: {len(running)} answers of it were on their way; answers that were cut ended after {ends or 'none was'}")
+        what = f"{len(running)} answers of it were on their way; those that were cut ended after {ends}" if name.startswith("api") else ""
+        say(f"killed {name}{'' if busy else ', which was idle'}: {what or 'everybody was answered'}")
         if self.tally.failures:
             raise Failed("see above")
 
-    def other_busy(self, name):
-        """The job went to another worker: one more, for this one."""
-        if any(self.jobs.at(other) for other in self.cluster.workers if other != name):
-            self.jobs.submit()
-            time.sleep(2)
-        return False
+    def works(self, name):
+        """Waits for the worker to have a job; false: others took them all."""
+        try:
+            return wait_until(lambda: self.jobs.at(name), f"{name} works", 20, every=0.1)
+        except Failed:
+            return False
 
     def addresses(self, name):
         if name.startswith("api"):

@@ -31,7 +31,7 @@ constexpr Row kRows[] = {
     {"inspect", "model device gpu-memory fidelity threads", "plan", ""},
     {"doctor", "fidelity context threads", "model", ""},
     {"ask chat", kRetrieval, "context", ""},
-    {"api", kRetrieval, "store server", ""},
+    {"api", kRetrieval, "store server remote", ""},
     {"api", "read-only index max-document-bytes max-queued-documents keep-documents", "store", ""},
     {"api", "keep-tokens", "keep-documents", ""},
     {"serve", "tls-key tls-client-ca", "tls-cert", ""},

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "carrel/v1/context.pb.h"
 #include "common/checksum.h"
@@ -98,6 +99,8 @@ void PushAhead::Run() {
 absl::StatusOr<Pushed> PushAhead::Publish(const std::string& name, ContextExport& from,
                                           const std::function<void(int64_t, int64_t)>& progress) {
   EndThread();
+  // It sends out of `from`, which may go when this returns.
+  const absl::Cleanup ends = [this] { pusher_ = nullptr; };
   ASSIGN_OR_RETURN(const ContextId id, ContextIdOf(from.manifest()));
   if (pusher_ != nullptr) sent_ = pusher_->sent_bytes();
   const int64_t before = sent_;

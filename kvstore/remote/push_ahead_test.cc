@@ -124,7 +124,8 @@ TEST_F(PushAheadTest, GivenUpForGood_IsSwept) {
     AddLayers(ahead);
     AwaitFiles(static_cast<int>(files_.size()) - 1);
   }
-  CARREL_ASSERT_OK(CollectGarbage(bucket_, {.grace = absl::ZeroDuration()}));
+  fake_.Age(absl::Hours(1));
+  CARREL_ASSERT_OK(CollectGarbage(bucket_, {.grace = absl::Minutes(1)}));
   EXPECT_EQ(Count(".sst"), 0);
 }
 

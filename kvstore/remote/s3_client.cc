@@ -37,7 +37,7 @@ std::string Scrubbed(std::string text, const Credentials& credentials) {
     if (!secret->empty()) text = absl::StrReplaceAll(text, {{*secret, "[secret]"}});
   }
   // Of a request's Authorization or URL, which some repeat.
-  constexpr absl::string_view kSignature = "Signature=";
+  static const std::string kSignature = "Signature=";
   for (size_t at = 0; (at = text.find(kSignature, at)) != std::string::npos;) {
     const size_t begin = at + kSignature.size();
     at = std::min(text.find_first_not_of("0123456789abcdef", begin), text.size());

@@ -31,7 +31,7 @@ constexpr Row kRows[] = {
     {"inspect", "model device gpu-memory fidelity threads", "plan", ""},
     {"doctor", "fidelity context threads", "model", ""},
     {"ask chat", kRetrieval, "context", ""},
-    {"api", kRetrieval, "store server", ""},
+    {"api", kRetrieval, "store server remote", ""},
     {"api", "read-only keep-documents", "store", ""},
     {"api", "index max-document-bytes max-queued-documents", "store jobs", ""},
     {"api", "nats nats-credentials", "jobs", ""},

@@ -83,12 +83,13 @@ class WarmAnswer {
   }
 
   void End(const absl::Status& here) {
-    visit_->Log("warm", here);
+    const absl::Status told = visit_->Told(here);
+    visit_->Log("warm", told);
     absl::MutexLock lock(&mu_);
     if (over_) return;
-    if (here.ok()) return SendLocked(200, {});
+    if (told.ok()) return SendLocked(200, {});
     over_ = true;
-    SendError(*reply_, visit_->Told(here));
+    SendError(*reply_, told);
   }
 
  private:

@@ -521,7 +521,12 @@ absl::StatusOr<v1::Manifest> Residence::Describe(const std::string& name) {
     return absl::NotFoundError(absl::StrCat("there is no ", Called(name)));
   }
   const absl::StatusOr<BoundName> bound = names_->ReadName(name);
-  if (!bound.ok()) return ToldOf(name, bound.status());
+  if (!bound.ok()) {
+    if (!absl::IsNotFound(bound.status())) {
+      spdlog::warn("bucket: {}: {}", Called(name), std::string(bound.status().message()));
+    }
+    return ToldOf(name, bound.status());
+  }
   ASSIGN_OR_RETURN(const BucketManifest there, names_->ReadManifestOf(*bound));
   v1::Manifest manifest;
   if (!manifest.ParseFromString(there.header.manifest)) {

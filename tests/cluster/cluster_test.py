@@ -166,6 +166,8 @@ class Test:
                 names |= {f"carrel_{name}" for name in group.split("|")}
             for name in names - {"envoy_cluster_name"}:
                 self.check(name in told, f"{path.name} uses {name}, which nothing tells")
+        for name in re.findall(r"\bcarrel_(?:replica|worker)_[a-z_]+\b", (ROOT / "docs/metrics.md").read_text()):
+            self.check(name in told, f"docs/metrics.md has {name}, which nothing tells")
 
     def start_clients(self, asked, answered):
         c = self.cluster

@@ -12,10 +12,8 @@ void StoreFlags::Declare(CLI::App& command) {
 void StoreFlags::DeclareSeveral(CLI::App& command) {
   command.add_option("--store", folder, "folder of a store, opened in this process");
   command
-      .add_option(
-          "--server", given_servers,
-          "address of a carrel serve: unix:PATH or HOST:PORT; of servers of the same contexts "
-          "several: a context's name says which is asked first")
+      .add_option("--server", given_servers,
+                  "address of a carrel serve: unix:PATH or HOST:PORT; or several")
       ->allow_extra_args(false)
       ->each([this](const std::string& address) {
         if (server.empty()) {

@@ -27,6 +27,14 @@ namespace carrel::library {
 namespace {
 
 constexpr absl::Duration kDeadline = absl::Seconds(10);
+// What only reads is asked for again where the connection broke: a replica behind a router may have ended.
+constexpr char kReadAgain[] = R"({"methodConfig": [{
+  "name": [{"service": "carrel.v1.ContextService", "method": "Get"},
+           {"service": "carrel.v1.ContextService", "method": "List"},
+           {"service": "carrel.v1.ContextService", "method": "Tokens"},
+           {"service": "carrel.v1.ContextService", "method": "Locate"}],
+  "retryPolicy": {"maxAttempts": 5, "initialBackoff": "0.1s", "maxBackoff": "1s", "backoffMultiplier": 2,
+                  "retryableStatusCodes": ["UNAVAILABLE"]}}]})";
 // Where there is another address to go to.
 constexpr absl::Duration kTryFor = absl::Seconds(1);
 // How long a server that does not say where it is reached is taken for one.
@@ -89,8 +97,9 @@ class Servers {
 
   absl::StatusOr<std::shared_ptr<grpc::Channel>> ChannelTo(const std::string& server) const {
     ASSIGN_OR_RETURN(const ServerLogin login, address_.LoginTo(server));
-    return grpc::CreateCustomChannel(server, decoder::CredentialsOf(login),
-                                     decoder::ProxyArguments(server));
+    grpc::ChannelArguments arguments = decoder::ProxyArguments(server);
+    arguments.SetServiceConfigJSON(kReadAgain);
+    return grpc::CreateCustomChannel(server, decoder::CredentialsOf(login), arguments);
   }
   const StoreAddress& address() const { return address_; }
   ServerChoice& choice() { return choice_; }

@@ -54,9 +54,9 @@ foreach(page IN ITEMS docs/decisions/README.md docs/using.md)
 endforeach()
 set_tests_properties("decisions_index: docs/using.md" PROPERTIES PASS_REGULAR_EXPRESSION "is not what the decisions say")
 # A cluster of deploy/cluster's own files, with the parts that ./run deps cluster fetches; alone, for it is broken on purpose
-# and waits for what comes back.
+# and waits for what comes back: ./run test cluster.
 add_test(NAME cluster_files COMMAND python3 -B ${CMAKE_CURRENT_SOURCE_DIR}/cluster/files_test.py ${CMAKE_BINARY_DIR})
-set_tests_properties(cluster_files PROPERTIES LABELS "cluster;e2e" TIMEOUT 120)
+set_tests_properties(cluster_files PROPERTIES LABELS e2e TIMEOUT 120)
 if(NOT CARREL_SANITIZE)
   foreach(part IN ITEMS cluster runbook)
     add_test(NAME ${part} COMMAND python3 -B ${CMAKE_CURRENT_SOURCE_DIR}/cluster/${part}_test.py $<TARGET_FILE:carrel>)

@@ -147,18 +147,21 @@ TEST_F(RoutingTest, OfSeveralServers_TheContextSaysWhich_AndTheOtherAnswersWhenI
 // The one that is asked is killed again and again.
 TEST_F(RoutingTest, OfSeveralServers_OneIsKilledInTheMiddle_AnswersAreThoseOfAnUndisturbedRun) {
   ASSERT_THAT(Carrel(Prefill("doc", {"--input", DemoDocument("registry-512")})), Succeeds());
-  const Args eval = {"eval",
-                     "--model",
-                     DemoModel(),
-                     "--context",
-                     "doc",
-                     "--questions",
-                     DemoModel() + "/docs/registry-512.questions.jsonl",
-                     "--threads",
-                     "1",
-                     "--top-k",
-                     "48",
-                     "--json"};
+  Args eval = {"eval",
+               "--model",
+               DemoModel(),
+               "--context",
+               "doc",
+               "--questions",
+               DemoModel() + "/docs/registry-512.questions.jsonl",
+               "--threads",
+               "1",
+               "--top-k",
+               "48",
+               "--json"};
+  for (int i = 0; i < 6; ++i) {  // long enough for several kills
+    eval = With(eval, {"--also", "doc=" + DemoModel() + "/docs/registry-512.questions.jsonl"});
+  }
   const json undisturbed = JsonOf(Carrel(With(eval, {"--store", store_})));
   const std::string addresses[] = {At("a"), At("b")};
   std::unique_ptr<Server> servers[2];

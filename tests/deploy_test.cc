@@ -369,9 +369,7 @@ TEST(DeployFilesTest, Yaml_IsWellFormedAndNamesThingsThatExist) {
 }
 
 TEST(DeployFilesTest, Kubernetes_ManifestsAreValid) {
-  if (Shell("python3 -c 'import kubernetes_validate'").code != 0) {
-    GTEST_SKIP() << "kubernetes-validate is not installed";
-  }
+  NEEDS("kubernetes-validate");
   const Ran ran = Shell("kubernetes-validate " + Deploy("kubernetes/carrel.yaml"));
   EXPECT_EQ(ran.code, 0) << ran.output;
 }

@@ -91,4 +91,10 @@ inline constexpr char kLongLines[] =
 Violations CheckDecisionWords(const Tree& tree);
 Violations CheckLineCharacters(const Tree& tree);
 
+// --- counters.cc
+inline constexpr char kCounterBounds[] =
+    "tests/tidy/counters.txt";  // keys: a counter; behind it the bound, and the goal
+// What is built twice or stands where it does not belong is as often there as the list says, which may only fall.
+Violations CheckCounters(const Tree& tree);
+
 }  // namespace carrel::tidy

@@ -328,5 +328,61 @@ TEST(ProseTest, LongLine_MustBeListed_AndListsMayOnlyShrink) {
   EXPECT_THAT(listed(line(9), "a.md  some\n"), ElementsAre(HasSubstr("needs a number")));
 }
 
+// Bounds of 0 for all counters but one, and a file; what it breaks.
+Violations Counted(const std::string& name, const std::string& bound, const std::string& path,
+                   const std::string& code) {
+  std::string list;
+  for (const char* other :
+       {"downcasts", "names-for-several", "wire-types-in-decoder", "enums-of-wants",
+        "exact-8-bit-scans", "estimation-requests", "who-generates", "http-that-decodes",
+        "window-launches", "decoder-refusals"}) {
+    list += absl::StrCat(other, "  ", other == name ? bound : "0", "  0\n");
+  }
+  const bool counted = name == "forward-and-zone-lines" || path.starts_with("decoder/zone/");
+  list += absl::StrCat("forward-and-zone-lines  ", counted ? "1" : "0", "  0\n");
+  list += "words-of-decisions  0  0\n";
+  return CheckCounters(Make({{path, code + "\n"}, {kCounterBounds, list}}));
+}
+
+TEST(CountersTest, EachSpelling_IsCounted) {
+  const struct {
+    const char *name, *path, *code;
+  } cases[] = {
+      {"downcasts", "decoder/a.cc", "auto* a = dynamic_cast<const Zone*>(b);"},
+      {"downcasts", "decoder/a.cc", "auto& a = static_cast<forward::CpuPass&>(b);"},
+      {"names-for-several", "decoder/a.h", "void RunTogether();"},
+      {"names-for-several", "decoder/a.h", "void StepBatched();"},
+      {"wire-types-in-decoder", "decoder/zone/a.cc", "v1::TopKRequest request;"},
+      {"wire-types-in-decoder", "decoder/zone/a.cc", "using namespace carrel::v1;"},
+      {"enums-of-wants", "library/a.h", "enum class WantOf : uint8_t {};"},
+      {"exact-8-bit-scans", "decoder/a.cc", "kernels::PackInt8(a, b);"},
+      {"estimation-requests", "retrieval/a.h", "struct EstimateQuery {};"},
+      {"who-generates", "tools/carrel/a.cc", "auto a = decoder::Generation::Begin(b);"},
+      {"http-that-decodes", "http_api/a.h", "#include \"decoder/decoder.h\""},
+      {"window-launches", "decoder/zone/a.cc", "kernels::WindowAttentionCudaParams params;"},
+      {"window-launches", "decoder/zone/a.cc",
+       "auto p = Common<kernels::WindowAttentionCudaParams>();"},
+      {"decoder-refusals", "decoder/config.cc", "return absl::InvalidArgumentError(a);"},
+  };
+  for (const auto& [name, path, code] : cases) {
+    EXPECT_THAT(Counted(name, "0", path, code), ElementsAre(HasSubstr("is 1, more than 0")))
+        << code;
+    EXPECT_THAT(Counted(name, "1", path, code), IsEmpty()) << code;
+    EXPECT_THAT(Counted(name, "2", path, code), ElementsAre(HasSubstr("lower it from 2"))) << code;
+  }
+}
+
+TEST(CountersTest, WhatIsNotMeant_IsNotCounted) {
+  EXPECT_THAT(
+      Counted("", "", "decoder/a.cc", "auto a = static_cast<float>(b);  // dynamic_cast<A*>"),
+      IsEmpty());
+  EXPECT_THAT(Counted("", "", "decoder/client/a.cc", "v1::TopKRequest request;"), IsEmpty());
+  EXPECT_THAT(Counted("", "", "kernels/a.cc", "kernels::PackInt8(a, b);"), IsEmpty());
+  EXPECT_THAT(Counted("", "", "decoder/a_test.cc", "auto a = dynamic_cast<A*>(b);"), IsEmpty());
+  EXPECT_THAT(Counted("downcasts", "many", "a.cc", ""), ElementsAre(HasSubstr("needs a number")));
+  EXPECT_THAT(CheckCounters(Make({{kCounterBounds, "moons  3  0\n"}})),
+              testing::Contains(HasSubstr("nothing counts moons")));
+}
+
 }  // namespace
 }  // namespace carrel::tidy

@@ -64,5 +64,7 @@ TEST(TidyTest, LinesOfDocuments_AreShort) {
   EXPECT_THAT(CheckLineCharacters(Repository()), Holds());
 }
 
+TEST(TidyTest, Counters_OnlyFall) { EXPECT_THAT(CheckCounters(Repository()), Holds()); }
+
 }  // namespace
 }  // namespace carrel::tidy

@@ -81,7 +81,8 @@ void Brings::Bring(const std::string& name, Waiter waiter) {
   }
   const std::shared_ptr<Hold> hold = one->hold;
   std::shared_ptr<void> handle = store_->Bring(
-      name, {.progress =
+      name, {.later = one->waiter.later,
+             .progress =
                  [shared = shared_, id](const kvstore::ContextComes& comes) {
                    bool goes_on = true;
                    shared->With(id, /*last=*/false, [&](Shared::Waiting& of) {

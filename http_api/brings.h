@@ -24,6 +24,7 @@ class Brings {
   ~Brings();
 
   struct Waiter {
+    bool later = false;  // as kvstore::ContextWaiter
     // About once a second; false: it waits no more, and is told nothing. Null: it waits.
     std::function<bool(const kvstore::ContextComes&)> progress;
     // hold: what came stays as long as it is kept.

@@ -315,7 +315,8 @@ absl::Status ContextsApi::Warm(const std::string& query,
   }
   brings->Bring(
       name,
-      {.progress = [answer](const kvstore::ContextComes& comes) { return answer->Tell(comes); },
+      {.later = true,
+       .progress = [answer](const kvstore::ContextComes& comes) { return answer->Tell(comes); },
        .done = [answer](const absl::Status& here, std::shared_ptr<void>) { answer->End(here); }});
   if (seconds == 0) (void)answer->Tell({});
   return absl::OkStatus();

@@ -32,6 +32,9 @@ struct ContextComes {
 
 // Who waits for a context. progress may be null.
 struct ContextWaiter {
+  // He opens it later, without his handle: what came for him is kept for a while, until somebody opens it. Who opens
+  // it while he keeps the handle needs no more: it may go as soon as it is closed.
+  bool later = false;
   std::function<void(const ContextComes&)> progress;  // about once a second
   std::function<void(const absl::Status&)> done;      // once
 };

@@ -18,7 +18,7 @@ namespace carrel::kvstore {
 namespace {
 
 constexpr absl::Duration kTellEvery = absl::Seconds(1);
-// Who was told that a context is here opens it next: it stays for so long.
+// Who was told that a context is here, and opens it later, opens it next: it stays for so long.
 constexpr absl::Duration kKeepTold = absl::Seconds(5);
 // How soon it is seen that a context was closed, which makes room: nobody tells.
 constexpr absl::Duration kRoomEvery = absl::Milliseconds(200);
@@ -151,8 +151,10 @@ std::shared_ptr<void> Residence::Bring(const std::string& name, ContextWaiter wa
     } else if (local != local_.end() && !local->second.left) {
       local->second.last_use = ++uses_;
       handle->hold = local->second.hold;
-      local->second.keep_until = std::max(local->second.keep_until,
-                                          SteadyNow() + std::min(kKeepTold, config_.keep_unopened));
+      local->second.keep_until =
+          waiter.later ? std::max(local->second.keep_until,
+                                  SteadyNow() + std::min(kKeepTold, config_.keep_unopened))
+                       : absl::InfinitePast();  // it is opened: the handle keeps it
       ++counted_.hits;
     } else if (waiting_ >= config_.most_waiting) {
       now = absl::ResourceExhaustedError(
@@ -181,11 +183,12 @@ absl::Status Residence::BringAndWait(const std::string& name,
     absl::Status status;
   };
   auto ending = std::make_shared<Ending>();
-  const std::shared_ptr<void> handle = Bring(name, {.done = [ending](const absl::Status& status) {
-                                               absl::MutexLock lock(&ending->mu);
-                                               ending->status = status;
-                                               ending->done = true;
-                                             }});
+  const std::shared_ptr<void> handle =
+      Bring(name, {.later = true, .done = [ending](const absl::Status& status) {
+                     absl::MutexLock lock(&ending->mu);
+                     ending->status = status;
+                     ending->done = true;
+                   }});
   absl::MutexLock lock(&ending->mu);
   while (!ending->mu.AwaitWithTimeout(absl::Condition(&ending->done), absl::Milliseconds(100))) {
     if (cancelled && cancelled()) {
@@ -360,10 +363,7 @@ absl::Status Residence::Fetch(const std::shared_ptr<Pull>& pull, Local* brought)
     ++changed_;
     return status;
   }
-  *brought = {.content_id = bound.content_id,
-              .bytes = bound.bytes,
-              .last_use = ++uses_,
-              .keep_until = SteadyNow() + config_.keep_unopened};
+  *brought = {.content_id = bound.content_id, .bytes = bound.bytes, .last_use = ++uses_};
   bound_[pull->name] = bound;
   counted_.pull_seconds += absl::ToDoubleSeconds(SteadyNow() - start);
   counted_.pulled_bytes += bound.bytes;
@@ -416,7 +416,10 @@ void Residence::RunPulls() {
       }
       if (status.ok()) {
         for (const Waiting& one : pull->waiting) {
-          if (const auto held = one.handle.lock(); held != nullptr) held->hold = brought.hold;
+          const auto held = one.handle.lock();
+          if (held == nullptr) continue;
+          held->hold = brought.hold;
+          if (one.waiter.later) brought.keep_until = SteadyNow() + config_.keep_unopened;
         }
         local_[pull->name] = std::move(brought);
         ++counted_.pulls;

@@ -47,7 +47,7 @@ struct ResidenceConfig {
   int64_t most_waiting = 4096;
   // How often the bucket's names are looked at: what left it is refused so soon after.
   absl::Duration look_every = absl::Seconds(5);
-  // A context that was brought is not let go before it was opened, or so long.
+  // A context that was brought for later (ContextWaiter) is not let go before somebody opens it, or so long.
   absl::Duration keep_unopened = absl::Seconds(30);
   PullOptions pull;
   // Set when the residence is destroyed: what the clients of both buckets look at (S3Client::Create), so that
@@ -129,7 +129,7 @@ class Residence final : public ContextSource {
     std::string content_id;
     int64_t bytes = 0;
     int64_t last_use = 0;
-    absl::Time keep_until = absl::InfinitePast();
+    absl::Time keep_until = absl::InfinitePast();           // for who opens it later
     std::shared_ptr<void> hold = std::make_shared<int>(0);  // and of each handle
     bool left = false;                                      // the bucket has it no more
     bool held() const { return hold.use_count() > 1; }

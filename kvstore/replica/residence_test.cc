@@ -165,6 +165,49 @@ TEST_F(ResidenceTest, WithoutRoom_WhatWasOpenedLongestAgoGoes) {
   EXPECT_EQ(Here(), (std::set<std::string>{"b", "c"}));
 }
 
+// Many more contexts are asked for than have room: each goes as soon as its answer is over.
+TEST_F(ResidenceTest, WhatWasOpened_GoesAsSoonAsItIsClosed) {
+  const int64_t bytes = Add("a", 1);
+  Add("b", 2);
+  config_.keep_unopened = absl::Hours(1);
+  Start(bytes + bytes / 2);
+  for (const char* name : {"a", "b", "a"}) {
+    absl::Notification brought;
+    const auto handle = residence_->Bring(name, {.done = [&](const absl::Status& status) {
+                                            CARREL_EXPECT_OK(status);
+                                            brought.Notify();
+                                          }});
+    ASSERT_TRUE(brought.WaitForNotificationWithTimeout(absl::Seconds(60))) << name;
+    EXPECT_EQ(Here(), (std::set<std::string>{name}));
+  }
+}
+
+TEST_F(ResidenceTest, WhatIsOpenedLater_StaysUntilSomebodyOpensIt) {
+  const int64_t bytes = Add("a", 1);
+  Add("b", 2);
+  config_.keep_unopened = absl::Hours(1);
+  Start(bytes + bytes / 2);
+  CARREL_ASSERT_OK(residence_->BringAndWait("a"));
+  absl::Notification waits, brought;
+  std::atomic<bool> told{false};
+  const auto handle =
+      residence_->Bring("b", {.progress =
+                                  [&](const ContextComes& comes) {
+                                    if (comes.waits_for_room && !told.exchange(true))
+                                      waits.Notify();
+                                  },
+                              .done =
+                                  [&](const absl::Status& status) {
+                                    CARREL_EXPECT_OK(status);
+                                    brought.Notify();
+                                  }});
+  waits.WaitForNotification();
+  EXPECT_FALSE(brought.HasBeenNotified());
+  residence_->Bring("a", {.done = [](const absl::Status& status) { CARREL_EXPECT_OK(status); }});
+  ASSERT_TRUE(brought.WaitForNotificationWithTimeout(absl::Seconds(60)));
+  EXPECT_EQ(Here(), (std::set<std::string>{"b"}));
+}
+
 TEST_F(ResidenceTest, WhatIsOpenStays_AndAPullWaitsForRoom) {
   const int64_t bytes = Add("a", 1);
   Add("b", 2);

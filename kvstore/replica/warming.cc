@@ -97,7 +97,8 @@ void Warming::LetGo() {
 
 void Warming::Ask(size_t i, const std::string& name) {
   std::shared_ptr<void> handle = residence_.Bring(
-      name, {.progress =
+      name, {.later = true,
+             .progress =
                  [shared = shared_, i](const ContextComes& comes) {
                    if (comes.waits_for_room) shared->WaitsForRoom(i);
                  },

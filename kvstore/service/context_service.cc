@@ -82,7 +82,8 @@ grpc::ServerUnaryReactor* ContextServiceImpl::Run(grpc::CallbackServerContext* c
     const auto handle = std::make_shared<std::shared_ptr<void>>();
     const std::string looked_up = visit->lookup_name();
     *handle = source_->Bring(
-        looked_up, {.progress = nullptr,
+        looked_up, {.later = true,  // a client that reads what a context is opens it next
+                    .progress = nullptr,
                     .done = [this, reactor, context, handle, visit = *visit,
                              call = std::move(call)](const absl::Status& here) {
                       // Who loses this server for its end may ask another.

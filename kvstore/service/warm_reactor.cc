@@ -40,7 +40,8 @@ WarmReactor* WarmReactor::Start(Engine* engine, ContextSource* source,
   }
   const std::weak_ptr<WarmReactor> weak = reactor;
   std::shared_ptr<void> bringing =
-      source->Bring(name, {.progress =
+      source->Bring(name, {.later = true,
+                           .progress =
                                [weak](const ContextComes& comes) {
                                  if (const auto self = weak.lock(); self != nullptr)
                                    self->Say(comes);

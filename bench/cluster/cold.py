@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""What a bucket costs whoever prefills into it and whoever asks first, for one model and one document. Prints JSON lines:
+
+  prefill   into a folder, and straight into the bucket (`prefill --store s3://...`), in turns: seconds, and their ratio
+  cold      `carrel pull` alone; then a replica of `carrel api` with an empty cache is asked: seconds until the first token, cold and
+            once the context is there. "beyond_pull_s" is cold less the replica's own pull
+
+  bench/cluster/cold.py --model MODEL.gguf --document TEXT --characters 20000
+
+Each step runs --rounds times; the last line of a kind has the medians. It needs no network and no repository: bench/cluster/pack
+takes it along. Python 3.9 or later, its standard library alone.
+"""
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.dont_write_bytecode = True
+sys.path[:0] = [str(ROOT / "tools/cluster"), str(ROOT / "bench/service")]
+
+from cluster import URI, Cluster, Failed  # noqa: E402
+from load import ask, completion_piece  # noqa: E402
+
+PROMPT = " The quiet"
+
+
+class Bench:
+    def __init__(self, args, cluster):
+        self.args, self.cluster = args, cluster
+        self.file = cluster.folder / "document.txt"
+        self.file.write_text(args.document.read_text()[:args.characters])
+
+    def tell(self, what, **fields):
+        line = {"bench": "cold", "what": what, "model": self.args.model.name, "threads": self.args.threads, **fields}
+        print(json.dumps({name: round(value, 4) if isinstance(value, float) else value for name, value in line.items()}), flush=True)
+
+    def timed(self, *args):
+        start = time.monotonic()
+        self.cluster.run(*args, timeout=3000)
+        return time.monotonic() - start
+
+    def prefill(self, store, name):
+        staging = ["--staging", self.cluster.folder / "staging"] if store == URI else []
+        return self.timed("prefill", "--model", self.args.model, "--raw", "--input", self.file, "--store", store, "--name", name,
+                          "--threads", self.args.threads, "--quiet", *staging)
+
+    def prefills(self):
+        folders, buckets = [], []
+        for i in range(self.args.rounds):
+            store = self.cluster.folder / f"store{i}"
+            ways = [lambda: folders.append(self.prefill(store, f"round-{i}")), lambda: buckets.append(self.prefill(URI, f"round-{i}"))]
+            for way in ways if i % 2 == 0 else reversed(ways):
+                way()
+            shutil.rmtree(store)
+            self.tell("prefill", folder_s=folders[-1], bucket_s=buckets[-1])
+        one, other = statistics.median(folders), statistics.median(buckets)
+        self.tell("prefill", rounds=self.args.rounds, folder_s=one, bucket_s=other, bucket_of_folder=other / one, tokens=self.size()["tokens"])
+
+    def size(self):
+        return next(one for one in json.loads(self.cluster.run("ls", "--store", URI, "--json").stdout)["contexts"]
+                    if one["name"] == "round-0")
+
+    def colds(self):
+        rounds, size = [], self.size()
+        for i in range(self.args.rounds):
+            store = self.cluster.folder / "pulled"
+            pull = self.timed("pull", "round-0", URI, "--store", store, "--quiet")
+            shutil.rmtree(store)
+            rounds.append({"pull_s": pull, **self.first_answers(i + 1, size["bytes"])})
+            self.tell("cold", **rounds[-1])
+        self.tell("cold", rounds=self.args.rounds, tokens=size["tokens"], bytes=size["bytes"],
+                  **{name: statistics.median(one[name] for one in rounds) for name in rounds[0]})
+
+    def first_answers(self, i, bytes_of_context):
+        """Of a replica that has nothing yet, which is stopped then."""
+        c = self.cluster
+        c.start_api(1, cache_bytes=str(4 * bytes_of_context), more={"CARREL_API_THREADS": str(self.args.threads), "CARREL_API_MODEL_NAME": "bench"})
+        body = {"model": "bench", "context": "round-0", "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+        answers = [ask("round-0", "http://%s:%d" % c.api[-1], "/v1/completions", body, completion_piece)._asdict() for _ in range(2)]
+        for answer in answers:
+            if answer["error"] or not answer["tokens"]:
+                raise Failed(f"no answer: {answer['error']}")
+        if answers[0]["text"] != answers[1]["text"]:
+            raise Failed(f"{answers[0]['text']!r}, asked again {answers[1]['text']!r}")
+        pulled = c.metrics(f"api{i}")["carrel_replica_pull_seconds_total"]
+        c.processes.pop(f"api{i}").stop()
+        shutil.rmtree(c.folder / f"api{i}", ignore_errors=True)
+        cold, warm = (answer["first_s"] for answer in answers)
+        return {"replica_pull_s": pulled, "cold_first_s": cold, "warm_first_s": warm, "beyond_pull_s": cold - pulled}
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="bench/cluster/cold.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    path = pathlib.Path
+    parser.add_argument("--carrel", type=path, default=ROOT / "build/release/carrel")
+    parser.add_argument("--parts", type=path, default=ROOT / "build/cluster/bin", help="folder with weed")
+    parser.add_argument("--model", type=path, default=ROOT / "models/demo", help="GGUF file or folder (default models/demo)")
+    parser.add_argument("--document", type=path, default=ROOT / "models/demo/docs/registry-8k.txt")
+    parser.add_argument("--characters", type=int, default=24000, help="of the document, from its start")
+    parser.add_argument("--threads", type=int, default=2, help="of prefill and replica; what is left is the bucket's")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--what", nargs="+", choices=("prefill", "cold"), default=["prefill", "cold"])
+    args = parser.parse_args()
+    if min(args.characters, args.threads, args.rounds) < 1:
+        parser.error("counts are 1 or more")
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="carrel-cold-"))
+    try:
+        with Cluster(folder, args.carrel, args.parts, args.model) as cluster:
+            bench = Bench(args, cluster)
+            cluster.start_bucket()
+            if "prefill" in args.what:
+                bench.prefills()
+            else:
+                bench.prefill(URI, "round-0")
+            if "cold" in args.what:
+                bench.colds()
+    except Failed as failure:
+        sys.exit(f"cold: {failure}\nlogs: {folder}")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -170,7 +170,7 @@ def by_method(run):
     methods = [name for name in run.settings if name.endswith((", equal rows", ", as published"))]
     lengths = [length for length in run.lengths if any(run.select(name, length) for name in methods)]
     rows = []
-    for setting in [*OURS, *methods]:
+    for setting in [*(name for name in OURS if name in run.settings), *methods]:
         cells = []
         for length in lengths:
             lines, pairs = run.select(setting, length), run.pairs(setting, length)

@@ -81,7 +81,8 @@ def figures(answers, seconds):
     good = [answer for answer in answers if not answer["error"] and answer["tokens"]]
     gaps = [1000 * gap for answer in good for gap in answer["gaps_s"]]
     of = lambda values, digits: {name: round(percentile(values, share), digits) for name, share in (("p50", 0.5), ("p99", 0.99))} if values else None
-    return {"answers": len(good), "errors": len(answers) - len(good), "seconds": round(seconds, 2),
+    wrong = [answer["error"] or "no tokens" for answer in answers if answer["error"] or not answer["tokens"]]
+    return {"answers": len(good), "errors": len(wrong), **({"error": wrong[0]} if wrong else {}), "seconds": round(seconds, 2),
             "answers_per_s": round(len(good) / seconds, 3), "tokens_per_s": round(sum(answer["tokens"] for answer in good) / seconds, 1),
             "first_token_s": of([answer["first_s"] for answer in good], 4), "answer_s": of([answer["seconds"] for answer in good], 4),
             "between_tokens_ms": of(gaps, 3)}

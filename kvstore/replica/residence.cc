@@ -148,7 +148,7 @@ std::shared_ptr<void> Residence::Bring(const std::string& name, ContextWaiter wa
     } else if (!ValidateContextName(name).ok()) {
       // Also what a door asks for instead of a context that its caller does not see.
       now = absl::NotFoundError(absl::StrCat("there is no ", Called(name)));
-    } else if (local != local_.end() && !local->second.left) {
+    } else if (local != local_.end() && !local->second.left && !local->second.going) {
       local->second.last_use = ++uses_;
       handle->hold = local->second.hold;
       local->second.keep_until =
@@ -203,7 +203,7 @@ const std::string* Residence::FirstToGo() const {
   int64_t oldest = 0;
   const absl::Time now = SteadyNow();
   for (const auto& [name, local] : local_) {
-    if (local.keep_until > now || local.held() || target_.is_open(name)) continue;
+    if (local.going || local.keep_until > now || local.held() || target_.is_open(name)) continue;
     // What the bucket has no more goes before all others.
     const int64_t age = local.left ? -1 : local.last_use;
     if (first != nullptr && age >= oldest) continue;
@@ -213,15 +213,36 @@ const std::string* Residence::FirstToGo() const {
   return first;
 }
 
+bool Residence::StaysHere(const std::string& name) {
+  const auto settled = [&] {
+    mu_.AssertReaderHeld();
+    const auto local = local_.find(name);
+    return local == local_.end() || !local->second.going;
+  };
+  mu_.Await(absl::Condition(&settled));
+  return local_.count(name) > 0;
+}
+
 absl::Status Residence::RemoveLocal(const std::string& name) {
-  const absl::Status status = target_.remove(name);
-  if (!status.ok() && !absl::IsNotFound(status)) return status;
+  {
+    absl::MutexLock lock(&mu_);
+    if (!StaysHere(name)) return absl::OkStatus();
+    local_.at(name).going = true;
+  }
+  return RemoveGoing(name);
+}
+
+absl::Status Residence::RemoveGoing(const std::string& name) {
+  const absl::Status status = CatchThrown("removal", [&] { return target_.remove(name); });
   absl::MutexLock lock(&mu_);
+  ++changed_;
   const auto local = local_.find(name);
-  if (local == local_.end()) return absl::OkStatus();
+  if (!status.ok() && !absl::IsNotFound(status)) {
+    local->second.going = false;
+    return status;
+  }
   local_bytes_ -= local->second.bytes;
   local_.erase(local);
-  ++changed_;
   return absl::OkStatus();
 }
 
@@ -247,6 +268,7 @@ absl::Status Residence::WaitForRoom(const std::shared_ptr<Pull>& pull, int64_t b
       }
       if (const std::string* const first = FirstToGo(); first != nullptr) {
         going = *first;
+        local_.at(going).going = true;
       } else {
         pull->comes.waits_for_room = true;
         const int64_t seen = changed_;
@@ -258,7 +280,7 @@ absl::Status Residence::WaitForRoom(const std::shared_ptr<Pull>& pull, int64_t b
         continue;
       }
     }
-    const absl::Status removed = RemoveLocal(going);
+    const absl::Status removed = RemoveGoing(going);
     absl::MutexLock lock(&mu_);
     if (removed.ok()) {
       ++counted_.evictions;
@@ -309,12 +331,13 @@ void Residence::RunTells() {
   }
 }
 
-absl::Status Residence::Fetch(const std::shared_ptr<Pull>& pull, Local* brought) {
+absl::Status Residence::Fetch(const std::shared_ptr<Pull>& pull, std::optional<Local>* brought) {
   // What is here and has left the bucket stands in the way of its name's next context.
   bool stale;
   {
     absl::MutexLock lock(&mu_);
-    stale = local_.count(pull->name) > 0;
+    stale = StaysHere(pull->name);
+    if (stale && !local_.at(pull->name).left) return absl::OkStatus();  // it could not be removed
   }
   if (stale) {
     const absl::Status removed = RemoveLocal(pull->name);
@@ -363,11 +386,24 @@ absl::Status Residence::Fetch(const std::shared_ptr<Pull>& pull, Local* brought)
     ++changed_;
     return status;
   }
-  *brought = {.content_id = bound.content_id, .bytes = bound.bytes, .last_use = ++uses_};
+  *brought = Local{.content_id = bound.content_id, .bytes = bound.bytes, .last_use = ++uses_};
   bound_[pull->name] = bound;
   counted_.pull_seconds += absl::ToDoubleSeconds(SteadyNow() - start);
   counted_.pulled_bytes += bound.bytes;
   return absl::OkStatus();
+}
+
+void Residence::Arrived(const Pull& pull, std::optional<Local> brought) {
+  counted_.pulls += brought.has_value() ? 1 : 0;
+  counted_.hits += brought.has_value() ? 0 : 1;
+  if (brought.has_value()) local_[pull.name] = *std::move(brought);
+  Local& local = local_.at(pull.name);
+  for (const Waiting& one : pull.waiting) {
+    const auto held = one.handle.lock();
+    if (held == nullptr) continue;
+    held->hold = local.hold;
+    if (one.waiter.later) local.keep_until = SteadyNow() + config_.keep_unopened;
+  }
 }
 
 void Residence::RunPulls() {
@@ -389,7 +425,7 @@ void Residence::RunPulls() {
         continue;
       }
     }
-    Local brought;
+    std::optional<Local> brought;
     absl::Status status = CatchThrown("pull", [&] { return Fetch(pull, &brought); });
     std::vector<std::shared_ptr<Pull>> over = {pull};
     std::list<Waiting> waiting;
@@ -398,6 +434,13 @@ void Residence::RunPulls() {
       if (absl::IsCancelled(status) && !ended_ && Wanted(*pull)) {
         queue_.push_back(std::move(pull));  // somebody came when it was given up
         continue;
+      }
+      if (status.ok() && !brought.has_value()) {
+        const auto local = local_.find(pull->name);
+        if (local == local_.end() || local->second.left || local->second.going) {
+          queue_.push_back(std::move(pull));  // not any more
+          continue;
+        }
       }
       // Who waits behind it would ask a bucket that says nothing, one after the other.
       if (status.GetPayload(kNoAnswerUrl).has_value()) {
@@ -415,14 +458,7 @@ void Residence::RunPulls() {
         pulls_.erase(one->name);
       }
       if (status.ok()) {
-        for (const Waiting& one : pull->waiting) {
-          const auto held = one.handle.lock();
-          if (held == nullptr) continue;
-          held->hold = brought.hold;
-          if (one.waiter.later) brought.keep_until = SteadyNow() + config_.keep_unopened;
-        }
-        local_[pull->name] = std::move(brought);
-        ++counted_.pulls;
+        Arrived(*pull, std::move(brought));
       } else if (!absl::IsCancelled(status)) {
         counted_.pull_failures += static_cast<int64_t>(over.size());
       }
@@ -508,7 +544,7 @@ std::vector<SourceContext> Residence::Contexts() const {
     one.name = name;
     one.content_id = local.content_id;
     one.bytes = local.bytes;
-    one.here = true;
+    one.here = !local.going;
   }
   std::vector<SourceContext> contexts;
   for (auto& [name, context] : all) contexts.push_back(std::move(context));
@@ -543,7 +579,7 @@ absl::StatusOr<v1::Manifest> Residence::Describe(const std::string& name) {
 bool Residence::IsHere(const std::string& name) const {
   absl::MutexLock lock(&mu_);
   const auto local = local_.find(name);
-  return local != local_.end() && !local->second.left;
+  return local != local_.end() && !local->second.left && !local->second.going;
 }
 
 std::vector<BoundName> Residence::Names() const {

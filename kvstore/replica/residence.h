@@ -24,6 +24,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -132,6 +133,7 @@ class Residence final : public ContextSource {
     absl::Time keep_until = absl::InfinitePast();           // for who opens it later
     std::shared_ptr<void> hold = std::make_shared<int>(0);  // and of each handle
     bool left = false;                                      // the bucket has it no more
+    bool going = false;  // it is being removed: who asks for it now waits for it to come again
     bool held() const { return hold.use_count() > 1; }
   };
   struct Waiting {
@@ -151,11 +153,18 @@ class Residence final : public ContextSource {
   void RunPulls();
   void RunLooks();
   void RunTells();
-  absl::Status Fetch(const std::shared_ptr<Pull>& pull, Local* brought);
+  // brought: of one that came; null: it is here after all.
+  absl::Status Fetch(const std::shared_ptr<Pull>& pull, std::optional<Local>* brought);
+  // It is here: who waits holds it. brought: as of Fetch.
+  void Arrived(const Pull& pull, std::optional<Local> brought) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status WaitForRoom(const std::shared_ptr<Pull>& pull, int64_t bytes);
   // The context that may go first; null: none.
   const std::string* FirstToGo() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Whether one is here, which is not being removed: waits for the end of that.
+  bool StaysHere(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status RemoveLocal(const std::string& name);
+  // The rest of that, of one that is marked as going.
+  absl::Status RemoveGoing(const std::string& name);
   // Tells its waiters how far it is, if that is due.
   void Tell(const std::shared_ptr<Pull>& pull);
   bool Wanted(const Pull& pull) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

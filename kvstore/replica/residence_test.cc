@@ -60,6 +60,7 @@ class ResidenceTest : public testing::Test {
               return lying;
             },
             .remove = [this](const std::string& name) -> absl::Status {
+              if (on_remove_) on_remove_(name);
               if (IsOpen(name)) return absl::FailedPreconditionError("open");
               return here_->Delete(name);
             },
@@ -100,6 +101,7 @@ class ResidenceTest : public testing::Test {
   ResidenceConfig config_;
   absl::Mutex mu_;
   std::set<std::string> open_ ABSL_GUARDED_BY(mu_);
+  std::function<void(const std::string&)> on_remove_;  // before it is removed; set before Start
   std::unique_ptr<Residence> residence_;
 };
 
@@ -206,6 +208,64 @@ TEST_F(ResidenceTest, WhatIsOpenedLater_StaysUntilSomebodyOpensIt) {
   residence_->Bring("a", {.done = [](const absl::Status& status) { CARREL_EXPECT_OK(status); }});
   ASSERT_TRUE(brought.WaitForNotificationWithTimeout(absl::Seconds(60)));
   EXPECT_EQ(Here(), (std::set<std::string>{"b"}));
+}
+
+// Between the choice of who goes and its end, somebody asks for it: it is not told that it is here, and comes again.
+TEST_F(ResidenceTest, WhatIsGoing_ComesAgainForWhoAsksMeanwhile) {
+  const int64_t bytes = Add("a", 1);
+  Add("b", 2);
+  absl::Notification going, goes;
+  on_remove_ = [&](const std::string& name) {
+    if (name != "a" || going.HasBeenNotified()) return;
+    going.Notify();
+    goes.WaitForNotification();
+  };
+  Start(bytes + bytes / 2);
+  CARREL_ASSERT_OK(residence_->BringAndWait("a"));
+  absl::Notification b_came, a_came;
+  auto b = residence_->Bring("b", {.done = [&](const absl::Status& status) {
+                               CARREL_EXPECT_OK(status);
+                               b_came.Notify();
+                             }});
+  going.WaitForNotification();
+  EXPECT_FALSE(residence_->IsHere("a"));
+  const auto a = residence_->Bring("a", {.done = [&](const absl::Status& status) {
+                                     CARREL_EXPECT_OK(status);
+                                     EXPECT_EQ(Here(), (std::set<std::string>{"a"}));
+                                     a_came.Notify();
+                                   }});
+  EXPECT_FALSE(a_came.HasBeenNotified());
+  goes.Notify();
+  b_came.WaitForNotification();
+  b.reset();
+  a_came.WaitForNotification();
+  EXPECT_EQ(residence_->Statistics().pulls, 3);
+}
+
+// The same, where it could not be removed after all: it is still here, and is not brought twice.
+TEST_F(ResidenceTest, WhatCouldNotGo_IsHereForWhoAskedMeanwhile) {
+  const int64_t bytes = Add("a", 1);
+  Add("b", 2);
+  absl::Notification going, goes;
+  on_remove_ = [&](const std::string& name) {
+    if (name != "a" || going.HasBeenNotified()) return;
+    going.Notify();
+    goes.WaitForNotification();
+  };
+  Start(bytes + bytes / 2);
+  CARREL_ASSERT_OK(residence_->BringAndWait("a"));
+  absl::Notification a_came;
+  auto b = residence_->Bring("b", {.done = [](const absl::Status&) {}});
+  going.WaitForNotification();
+  SetOpen("a", true);
+  const auto a = residence_->Bring("a", {.done = [&](const absl::Status& status) {
+                                     CARREL_EXPECT_OK(status);
+                                     a_came.Notify();
+                                   }});
+  goes.Notify();
+  a_came.WaitForNotification();
+  EXPECT_EQ(Here(), (std::set<std::string>{"a"}));
+  EXPECT_EQ(residence_->Statistics().pulls, 1);
 }
 
 TEST_F(ResidenceTest, WhatIsOpenStays_AndAPullWaitsForRoom) {

@@ -9,7 +9,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # What decides what comes out; a commit of anything else is none here.
-PROGRAM = "CMakeLists.txt common decoder http_api include kernels kvstore library model prefill proto tools".split()
+PROGRAM = "CMakeLists.txt common decoder http_api include kernels kvstore library model prefill proto serving tools".split()
 
 
 def output(*command):

@@ -24,7 +24,7 @@
 #include "kvstore/access/audit_log.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/replica/residence_metrics.h"
-#include "serving/job_follower.h"
+#include "serving/jobs/job_follower.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/config_file.h"
 #include "tools/carrel/job_flags.h"

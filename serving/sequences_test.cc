@@ -1,0 +1,146 @@
+#include "serving/sequences.h"
+
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <memory>
+#include <random>
+#include <sstream>
+
+#include "common/test_random.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace carrel::serving {
+namespace {
+
+const SequenceOwner kMine = {"document", "content", "me"};
+
+Conversation Made(const SequenceOwner& owner, std::vector<TokenId> tokens, int64_t prompt_tokens,
+                  float value = 1) {
+  Conversation made{owner, {}, prompt_tokens};
+  made.sequence.rows.assign(tokens.size() * 1000, value);
+  made.sequence.tokens = std::move(tokens);
+  return made;
+}
+
+TEST(SequencesTest, APromptGoesOn_WithAllOfAnEarlierOne) {
+  EXPECT_TRUE(GoesOn({1, 2, 3, 4}, {1, 2, 3}, 2));
+  EXPECT_TRUE(GoesOn({1, 2, 9}, {1, 2, 3}, 2));      // another answer than the one that was given
+  EXPECT_FALSE(GoesOn({1, 2}, {1, 2, 3}, 2));        // the same question again
+  EXPECT_FALSE(GoesOn({1, 9, 3, 4}, {1, 2, 3}, 2));  // another question
+  EXPECT_FALSE(GoesOn({1, 2, 3}, {}, 0));
+}
+
+TEST(SequencesTest, TheOneThatIsGoneOnWith_IsTakenOut_ByWhoseItIs) {
+  const absl::Time now = absl::UnixEpoch();
+  Sequences kept((SequencesConfig()));
+  kept.Put(Made(kMine, {1, 2, 3}, 2, 1), now);
+  kept.Put(Made(kMine, {1, 2, 3, 4, 5}, 4, 2), now);
+  const std::vector<TokenId> prompt = {1, 2, 3, 4, 5, 6};
+  EXPECT_FALSE(kept.Take({"document", "content", "another"}, prompt).has_value());
+  EXPECT_FALSE(kept.Take({"document", "other content", "me"}, prompt).has_value());
+  EXPECT_FALSE(kept.Take({"another", "content", "me"}, prompt).has_value());
+  const auto longest = kept.Take(kMine, prompt);
+  ASSERT_TRUE(longest.has_value());
+  EXPECT_EQ(longest->sequence.rows, std::vector<float>(5000, 2));
+  const auto shorter = kept.Take(kMine, prompt);
+  ASSERT_TRUE(shorter.has_value());
+  EXPECT_EQ(shorter->prompt_tokens, 2);
+  EXPECT_FALSE(kept.Take(kMine, prompt).has_value());
+  kept.Put(Made(kMine, {1, 2, 3}, 2), now);
+  kept.Forget("document");
+  EXPECT_FALSE(kept.Take(kMine, prompt).has_value());
+}
+
+TEST(SequencesTest, WhatIsIdleOrTooMuch_IsWrittenOut_AndComesBack) {
+  const absl::Time now = absl::UnixEpoch();
+  SequencesConfig config;
+  config.folder = testing::TempDir();
+  config.idle = absl::Seconds(10);
+  config.memory_bytes = 50000;
+  Sequences kept(config);
+  kept.Put(Made(kMine, {1, 2, 3}, 2, 1), now);
+  kept.Sweep(now + absl::Seconds(9));
+  EXPECT_EQ(kept.in_files(), 0);
+  kept.Sweep(now + absl::Seconds(11));
+  EXPECT_EQ(kept.in_files(), 1);
+  for (int i = 2; i <= 10; ++i) {  // 12,000 bytes each
+    kept.Put(Made(kMine, {i, i, i}, 2, static_cast<float>(i)), now);
+  }
+  EXPECT_EQ(kept.in_memory(), 4);
+  EXPECT_EQ(kept.in_files(), 6);
+  for (int i = 10; i >= 2; --i) {
+    const auto back = kept.Take(kMine, {i, i, 7});
+    ASSERT_TRUE(back.has_value()) << i;
+    EXPECT_EQ(back->sequence.rows, std::vector<float>(3000, static_cast<float>(i)));
+  }
+  EXPECT_EQ(kept.Take(kMine, {1, 2, 3, 4})->sequence.rows, std::vector<float>(3000, 1));
+}
+
+// The descriptors of this process that are files without a name.
+std::vector<int> FilesWithoutName() {
+  std::vector<int> found;
+  for (int fd = 3; fd < 1024; ++fd) {
+    struct stat status;
+    if (fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 0)
+      found.push_back(fd);
+  }
+  return found;
+}
+
+// Whichever byte it is, and a file that was cut.
+TEST(SequencesTest, AFileOfOtherBytes_IsNotBelieved_AndTheLogSaysSo) {
+  const absl::Time now = absl::UnixEpoch();
+  SequencesConfig config;
+  config.folder = testing::TempDir();
+  std::mt19937_64 random(TestSeed());
+  for (int trial = 0; trial < 20; ++trial) {
+    Sequences kept(config);
+    kept.Put(Made(kMine, {1, 2, 3}, 2, 1), now);
+    kept.Sweep(now + absl::Hours(1));
+    ASSERT_EQ(kept.in_files(), 1);
+    const std::vector<int> files = FilesWithoutName();
+    ASSERT_EQ(files.size(), 1u);
+    const auto at = static_cast<off_t>(random() % 12000);
+    char byte = 0;
+    ASSERT_EQ(pread(files[0], &byte, 1, at), 1);
+    byte = static_cast<char>(byte ^ (1 << (random() % 8)));
+    if (trial == 0) {
+      ASSERT_EQ(ftruncate(files[0], at), 0);
+    } else {
+      ASSERT_EQ(pwrite(files[0], &byte, 1, at), 1);
+    }
+    std::ostringstream log;
+    auto& sinks = spdlog::default_logger()->sinks();
+    sinks.push_back(std::make_shared<spdlog::sinks::ostream_sink_st>(log));
+    EXPECT_FALSE(kept.Take(kMine, {1, 2, 3, 4}).has_value()) << "byte " << at;
+    sinks.pop_back();
+    EXPECT_THAT(log.str(), testing::HasSubstr("its prompt is read again"));
+    EXPECT_EQ(kept.in_memory() + kept.in_files(), 0);
+  }
+}
+
+TEST(SequencesTest, OfMoreThanMay_TheOldestGoes_AndOneThatCannotBeWritten) {
+  const absl::Time now = absl::UnixEpoch();
+  SequencesConfig config;
+  config.most = 2;
+  config.folder = testing::TempDir() + "/there/is/none";
+  Sequences kept(config);
+  for (TokenId i = 1; i <= 3; ++i) kept.Put(Made(kMine, {i, i}, 1), now);
+  EXPECT_EQ(kept.in_memory(), 2);
+  EXPECT_FALSE(kept.Take(kMine, {1, 1, 1}).has_value());
+  EXPECT_TRUE(kept.Take(kMine, {3, 3, 1}).has_value());
+  std::ostringstream log;
+  auto& sinks = spdlog::default_logger()->sinks();
+  sinks.push_back(std::make_shared<spdlog::sinks::ostream_sink_st>(log));
+  kept.Sweep(now + absl::Hours(1));
+  sinks.pop_back();
+  EXPECT_EQ(kept.in_memory() + kept.in_files(), 0);
+  EXPECT_THAT(log.str(), testing::HasSubstr(config.folder + ": No such file or directory"));
+}
+
+}  // namespace
+}  // namespace carrel::serving

@@ -99,6 +99,7 @@ class OneThread final : public Answerer {
 
   absl::Status Submit(AnswerJob job) override {
     absl::MutexLock lock(&mu_);
+    job.id = ++last_id_;
     return jobs_.Push(std::move(job));
   }
 
@@ -494,6 +495,7 @@ class OneThread final : public Answerer {
   std::list<Open> open_ ABSL_GUARDED_BY(mu_);           // the one used last is first
   std::vector<std::string> read_ ABSL_GUARDED_BY(mu_);  // contexts of answers on their way
   TurnQueue<AnswerJob> jobs_ ABSL_GUARDED_BY(mu_);      // that wait
+  int64_t last_id_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Time swept_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   mutable absl::Mutex sequences_mu_;  // after mu_
   Sequences sequences_ ABSL_GUARDED_BY(sequences_mu_);

@@ -55,6 +55,7 @@ struct AnswerSource {
 };
 
 struct AnswerJob {
+  int64_t id = 0;          // of the order in which they came; the answerer gives it
   std::string context;     // empty: the model alone
   std::string content_id;  // what the context holds now; a decoder over another is not used
   std::string who;         // whose conversations this may go on with

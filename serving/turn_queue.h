@@ -111,10 +111,12 @@ class TurnQueue {
     return next;
   }
   void GiveBack(const Turn& turn) { places_.GiveBack(turn.get()); }
-  // It has its place no more, and waits again, before all others.
+  // It has its place no more, and waits again where it stood: before those that came after it (Job::id).
   void PutBack(Job job) {
     places_.GiveBack(job.turn.get());
-    jobs_.push_front(std::move(job));
+    const auto after = std::find_if(jobs_.begin(), jobs_.end(),
+                                    [&](const Job& other) { return other.id > job.id; });
+    jobs_.insert(after, std::move(job));
   }
 
   int64_t size() const { return static_cast<int64_t>(jobs_.size()); }  // that wait

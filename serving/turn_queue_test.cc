@@ -13,6 +13,7 @@ namespace {
 struct Job {
   Turn turn;
   char name = ' ';
+  int64_t id = 0;
 };
 
 Turn NewTurn() { return std::make_shared<const int>(0); }
@@ -40,10 +41,11 @@ TEST(TurnQueueTest, ManyOfOneTurn_LeaveTheOthersTheirTurn) {
 TEST(TurnQueueTest, OfOneTurn_TheOrderIsTheirs) {
   TurnQueue<Job> queue({.places = 2});
   const Turn turn = NewTurn();
-  for (const char name : {'a', 'b', 'c', 'd'}) CARREL_ASSERT_OK(queue.Push({turn, name}));
-  const auto first = queue.Take();
+  for (const char name : {'a', 'b', 'c', 'd'}) CARREL_ASSERT_OK(queue.Push({turn, name, name}));
+  const auto first = queue.Take(), second = queue.Take();
   EXPECT_EQ(first->name, 'a');
-  queue.PutBack(*first);  // it could not be begun
+  queue.PutBack(*first);  // neither could be begun
+  queue.PutBack(*second);
   EXPECT_EQ(Order(queue), "abcd");
 }
 

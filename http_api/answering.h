@@ -15,8 +15,8 @@
 #include "http_api/completion.h"
 #include "http_api/http_server.h"
 #include "kvstore/access/admission.h"
-#include "serving/answerer.h"
 #include "serving/documents.h"
+#include "serving/scheduler.h"
 #include "serving/stop_filter.h"
 
 namespace carrel::http_api {

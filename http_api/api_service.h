@@ -24,9 +24,9 @@
 #include "http_api/http_server.h"
 #include "library/loaded_model.h"
 #include "library/store_access.h"
-#include "serving/answerer.h"
 #include "serving/chat_template.h"
 #include "serving/documents.h"
+#include "serving/scheduler.h"
 
 namespace carrel::kvstore {
 class Access;
@@ -41,7 +41,7 @@ namespace carrel::http_api {
 
 struct ApiConfig {
   HttpServerConfig http;
-  serving::AnswererConfig answerer;
+  serving::SchedulerConfig scheduler;
   serving::DocumentsConfig documents;
   int64_t max_document_bytes = int64_t{16} << 20;
   std::string model_name;                   // as clients call it

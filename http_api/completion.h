@@ -13,7 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "decoder/sampler.h"
 #include "http_api/api_error.h"
-#include "serving/answerer.h"
+#include "serving/answer_job.h"
 #include "serving/chat_template.h"
 
 namespace carrel::http_api {

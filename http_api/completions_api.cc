@@ -284,7 +284,7 @@ absl::Status CompletionsApi::Answer(const Asked& asked, const Found& found) {
   }
   answering->SetPrompt(job.context, request.context.empty() && !job.context.empty(),
                        static_cast<int64_t>(job.prompt.size()));
-  return parts_.answerer->Submit(std::move(job));
+  return parts_.scheduler->Submit(std::move(job));
 }
 
 // The first `keep` tokens of the prompt become a context of its own, and the answer comes from there. Not OK: why
@@ -334,7 +334,7 @@ absl::Status CompletionsApi::AnswerFromKept(const Asked& asked, const serving::A
 }
 
 void CompletionsApi::Submit(serving::AnswerJob job, Answering& answering) {
-  if (const absl::Status status = parts_.answerer->Submit(std::move(job)); !status.ok()) {
+  if (const absl::Status status = parts_.scheduler->Submit(std::move(job)); !status.ok()) {
     answering.Failed(status);
   }
 }

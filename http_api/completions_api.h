@@ -6,7 +6,7 @@
 //         A context that comes from elsewhere is always waited for: a stream tells how far it is, in comments.
 // Kept:   what is kept belongs to who said it (kvstore/access/kept_name.h); name, right and quota are decided before
 //         anything is done. What could not be kept is said in the answer (carrel.not_kept) and in the log.
-// Errors: as completion.h, chat_template.h and answerer.h; InvalidArgument with the code context_length_exceeded.
+// Errors: as completion.h, chat_template.h and scheduler.h; InvalidArgument with the code context_length_exceeded.
 // Threads: any; a call blocks for as long as template and tokenizer take.
 // Ownership: keeps what Parts points to, which outlives this and the answers on their way; this outlives those.
 #pragma once
@@ -26,9 +26,9 @@
 #include "library/loaded_model.h"
 #include "library/store_access.h"
 #include "model/tokenizer/seam.h"
-#include "serving/answerer.h"
 #include "serving/chat_template.h"
 #include "serving/documents.h"
+#include "serving/scheduler.h"
 #include "serving/still_allowed.h"
 #include "serving/turn_pool.h"
 
@@ -41,7 +41,7 @@ class CompletionsApi {
     library::StoreAccess* store;  // null: there are no contexts
     serving::ChatTemplate* chat;  // null: chat_missing says why
     absl::Status chat_missing;
-    serving::Answerer* answerer;
+    serving::Scheduler* scheduler;
     serving::Documents* documents;  // null likewise
     std::string model_name;
     int64_t keep = 0, keep_tokens = 0;  // as DocumentsConfig

@@ -40,11 +40,11 @@ constexpr absl::Duration kLookAgain = absl::Seconds(2);
 class PrefillingDocuments final : public Documents {
  public:
   PrefillingDocuments(DocumentsConfig config, std::shared_ptr<library::LoadedModel> model,
-                      std::shared_ptr<library::StoreAccess> store, Answerer* answerer)
+                      std::shared_ptr<library::StoreAccess> store, Scheduler* scheduler)
       : config_(std::move(config)),
         model_(std::move(model)),
         store_(std::move(store)),
-        answerer_(answerer),
+        scheduler_(scheduler),
         model_handle_(model_),
         store_handle_(config_.address, store_),
         waiting_(config_.address.folder) {}
@@ -454,7 +454,7 @@ class PrefillingDocuments final : public Documents {
   }
 
   absl::Status DeleteStored(const std::string& name) {
-    RETURN_IF_ERROR(answerer_->Close(name));
+    RETURN_IF_ERROR(scheduler_->Close(name));
     ASSIGN_OR_RETURN(const auto client, store_->NewContextClient());
     // A session that was just closed may not be gone yet.
     const absl::Time until = SteadyNow() + absl::Seconds(2);
@@ -618,7 +618,7 @@ class PrefillingDocuments final : public Documents {
   const DocumentsConfig config_;
   const std::shared_ptr<library::LoadedModel> model_;
   const std::shared_ptr<library::StoreAccess> store_;
-  Answerer* const answerer_;
+  Scheduler* const scheduler_;
   library::ModelHandle model_handle_;
   library::StoreHandle store_handle_;
   std::atomic<bool> stopping_{false};
@@ -639,9 +639,9 @@ class PrefillingDocuments final : public Documents {
 
 absl::StatusOr<std::unique_ptr<Documents>> Documents::Create(
     const DocumentsConfig& config, std::shared_ptr<library::LoadedModel> model,
-    std::shared_ptr<library::StoreAccess> store, Answerer* answerer) {
+    std::shared_ptr<library::StoreAccess> store, Scheduler* scheduler) {
   auto documents =
-      std::make_unique<PrefillingDocuments>(config, std::move(model), std::move(store), answerer);
+      std::make_unique<PrefillingDocuments>(config, std::move(model), std::move(store), scheduler);
   const absl::Status looked = documents->Refresh();
   if (!looked.ok() && config.address.server.empty()) return looked;  // a server may come later
   RETURN_IF_ERROR(documents->Begin());

@@ -15,7 +15,7 @@
 //         DocumentsConfig::still_may) ends, whether it waits or is read, and leaves nothing. What is a context by
 //         then is the store's.
 // Threads: any. Watchers are called under a lock: they must not come back here.
-// Ownership: keeps model and store; the answerer outlives it.
+// Ownership: keeps model and store; the scheduler outlives it.
 #pragma once
 
 #include <cstdint>
@@ -31,10 +31,10 @@
 #include "decoder/config.h"
 #include "library/loaded_model.h"
 #include "library/store_access.h"
-#include "serving/answerer.h"
 #include "serving/document.h"
 #include "serving/document_jobs.h"
 #include "serving/known_prefixes.h"
+#include "serving/scheduler.h"
 
 namespace carrel::serving {
 
@@ -75,7 +75,7 @@ class Documents {
 
   static absl::StatusOr<std::unique_ptr<Documents>> Create(
       const DocumentsConfig& config, std::shared_ptr<library::LoadedModel> model,
-      std::shared_ptr<library::StoreAccess> store, Answerer* answerer);
+      std::shared_ptr<library::StoreAccess> store, Scheduler* scheduler);
   virtual ~Documents() = default;  // what is being prefilled stops; watchers are told
 
   virtual absl::StatusOr<std::vector<Document>> List() = 0;  // by name

@@ -66,7 +66,7 @@ class DocumentsTest : public testing::Test {
  protected:
   void Start() {
     documents_ = nullptr;
-    answerer_ = nullptr;
+    scheduler_ = nullptr;
     store_ = nullptr;
     config_.address.folder = folder_;
     config_.writable = true;
@@ -74,8 +74,8 @@ class DocumentsTest : public testing::Test {
     CARREL_ASSERT_OK(opened.status());
     store_ = std::make_shared<TriedStore>(*std::move(opened));
     store_->plant = plant_;
-    answerer_ = Answerer::Create({}, Demo(), store_);
-    auto documents = Documents::Create(config_, Demo(), store_, answerer_.get());
+    scheduler_ = Scheduler::Create({}, Demo(), store_);
+    auto documents = Documents::Create(config_, Demo(), store_, scheduler_.get());
     CARREL_ASSERT_OK(documents.status());
     documents_ = *std::move(documents);
   }
@@ -122,7 +122,7 @@ class DocumentsTest : public testing::Test {
   DocumentsConfig config_;
   std::function<void()> plant_;
   std::shared_ptr<TriedStore> store_;
-  std::unique_ptr<Answerer> answerer_;
+  std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<Documents> documents_;
 };
 

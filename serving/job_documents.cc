@@ -21,12 +21,12 @@ class JobDocuments final : public Documents {
  public:
   JobDocuments(const JobDocumentsConfig& config, std::unique_ptr<Documents> contexts,
                std::shared_ptr<JobFollower> jobs, std::shared_ptr<library::LoadedModel> model,
-               Answerer* answerer)
+               Scheduler* scheduler)
       : config_(config),
         contexts_(std::move(contexts)),
         jobs_(std::move(jobs)),
         model_(std::move(model)),
-        answerer_(answerer) {}
+        scheduler_(scheduler) {}
 
   ~JobDocuments() override { jobs_->Stop(); }
 
@@ -103,7 +103,7 @@ class JobDocuments final : public Documents {
     if (job.ok() && job->state == JobState::kCancelled) CountDocument("cancelled");
     if (job.ok() && job->state != JobState::kDone) return absl::OkStatus();
     // Also one that was done since it was looked at last.
-    RETURN_IF_ERROR(answerer_->Close(name));
+    RETURN_IF_ERROR(scheduler_->Close(name));
     return kvstore::RemoveContext(jobs_->bucket(), name).status();
   }
 
@@ -177,7 +177,7 @@ class JobDocuments final : public Documents {
   const std::unique_ptr<Documents> contexts_;
   const std::shared_ptr<JobFollower> jobs_;
   const std::shared_ptr<library::LoadedModel> model_;
-  Answerer* const answerer_;
+  Scheduler* const scheduler_;
 };
 
 }  // namespace
@@ -221,9 +221,9 @@ std::unique_ptr<Documents> MakeJobDocuments(const JobDocumentsConfig& config,
                                             std::unique_ptr<Documents> contexts,
                                             std::shared_ptr<JobFollower> jobs,
                                             std::shared_ptr<library::LoadedModel> model,
-                                            Answerer* answerer) {
+                                            Scheduler* scheduler) {
   return std::make_unique<JobDocuments>(config, std::move(contexts), std::move(jobs),
-                                        std::move(model), answerer);
+                                        std::move(model), scheduler);
 }
 
 }  // namespace carrel::serving

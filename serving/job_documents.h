@@ -6,16 +6,16 @@
 // Delete: a job is cancelled, wherever it runs; a context leaves the bucket, and then every store that has it from
 //         there.
 // Restart: jobs go on without us. Whose key is withdrawn while we are not there keeps his job.
-// Threads: any. Ownership: keeps what it is given; the answerer outlives it.
+// Threads: any. Ownership: keeps what it is given; the scheduler outlives it.
 #pragma once
 
 #include <memory>
 #include <string>
 
 #include "library/loaded_model.h"
-#include "serving/answerer.h"
 #include "serving/documents.h"
 #include "serving/jobs/job_follower.h"
+#include "serving/scheduler.h"
 
 namespace carrel::serving {
 
@@ -29,7 +29,7 @@ std::unique_ptr<Documents> MakeJobDocuments(const JobDocumentsConfig& config,
                                             std::unique_ptr<Documents> contexts,
                                             std::shared_ptr<JobFollower> jobs,
                                             std::shared_ptr<library::LoadedModel> model,
-                                            Answerer* answerer);
+                                            Scheduler* scheduler);
 
 // A job as a document.
 Document DocumentOf(const JobStatus& job);

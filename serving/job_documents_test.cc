@@ -66,14 +66,14 @@ class Contexts final : public Documents {
 class JobDocumentsTest : public testing::Test {
  protected:
   void SetUp() override {
-    answerer_ = Answerer::Create({}, Demo(), nullptr);
+    scheduler_ = Scheduler::Create({}, Demo(), nullptr);
     auto contexts = std::make_unique<Contexts>();
     contexts_ = contexts.get();
     const FollowerConfig quick{.look_every = absl::Milliseconds(10),
                                .tell_every = absl::Milliseconds(5)};
     jobs_ = std::make_shared<JobFollower>(NewBucket(), std::make_unique<QuietDoorbell>(), quick);
     documents_ = MakeJobDocuments({.model_name = "demo", .max_queued = 3}, std::move(contexts),
-                                  jobs_, Demo(), answerer_.get());
+                                  jobs_, Demo(), scheduler_.get());
     RunnableModel model{.name = "demo", .checkpoint = &Demo()->checkpoint()};
     auto runner =
         PrefillRunner::Create({.folder = folder_ + "/work"}, *bucket_, {model}, Demo()->pool());
@@ -111,7 +111,7 @@ class JobDocumentsTest : public testing::Test {
   std::unique_ptr<kvstore::Bucket> bucket_ = NewBucket();
   JobBoard board_{*bucket_};
   QuietDoorbell bell_;
-  std::unique_ptr<Answerer> answerer_;
+  std::unique_ptr<Scheduler> scheduler_;
   Contexts* contexts_ = nullptr;  // of documents_
   std::shared_ptr<JobFollower> jobs_;
   std::unique_ptr<Documents> documents_;
@@ -149,7 +149,7 @@ TEST_F(JobDocumentsTest, ADocument_IsAJob_AndThenAContextOfTheBucket) {
   // Of a process that never saw the job, and whose store does not have the context yet.
   const auto other = std::make_shared<JobFollower>(NewBucket(), std::make_unique<QuietDoorbell>());
   const auto there = MakeJobDocuments({.model_name = "demo"}, std::make_unique<Contexts>(), other,
-                                      Demo(), answerer_.get());
+                                      Demo(), scheduler_.get());
   EXPECT_EQ(there->Get("report")->content_id, now->content_id);
   EXPECT_THAT(there->Get("none"), StatusIs(StatusCode::kNotFound, "none"));
 }

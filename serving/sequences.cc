@@ -15,8 +15,10 @@
 namespace carrel::serving {
 namespace {
 
-int64_t BytesOf(const decoder::Sequence& sequence) {
-  return static_cast<int64_t>(sequence.rows.size() * sizeof(float));
+constexpr size_t kChunkBytes = 4096;  // of rows, that have a CRC
+
+int64_t BytesOf(const std::vector<float>& rows) {
+  return static_cast<int64_t>(rows.size() * sizeof(float));
 }
 
 // All of it, or false and errno. call: pread or pwrite.
@@ -32,6 +34,14 @@ bool Whole(Call call, int fd, Bytes* data, int64_t bytes) {
   return true;
 }
 
+std::vector<uint32_t> CrcsOf(const std::vector<float>& rows) {
+  const absl::string_view bytes(reinterpret_cast<const char*>(rows.data()),
+                                static_cast<size_t>(BytesOf(rows)));
+  std::vector<uint32_t> crcs((bytes.size() + kChunkBytes - 1) / kChunkBytes);
+  Crc32cOfChunks(bytes, kChunkBytes, crcs.data());
+  return crcs;
+}
+
 }  // namespace
 
 bool GoesOn(absl::Span<const TokenId> prompt, absl::Span<const TokenId> sequence,
@@ -41,113 +51,180 @@ bool GoesOn(absl::Span<const TokenId> prompt, absl::Span<const TokenId> sequence
          std::equal(sequence.begin(), sequence.begin() + prompt_tokens, prompt.begin());
 }
 
-Sequences::~Sequences() {
-  for (Kept& kept : kept_) Close(kept);
-}
-
-void Sequences::Close(Kept& kept) const {
-  if (kept.fd >= 0) close(kept.fd);
-  kept.fd = -1;
-}
-
-int64_t Sequences::in_memory() const {
-  return std::count_if(kept_.begin(), kept_.end(), [](const Kept& kept) { return kept.fd < 0; });
-}
-
-int64_t Sequences::bytes_in_memory() const {
-  int64_t bytes = 0;
-  for (const Kept& kept : kept_) bytes += BytesOf(kept.conversation.sequence);
-  return bytes;
-}
-
-std::vector<uint32_t> Sequences::CrcsOf(const decoder::Sequence& sequence) {
-  const absl::string_view bytes(reinterpret_cast<const char*>(sequence.rows.data()),
-                                static_cast<size_t>(BytesOf(sequence)));
-  std::vector<uint32_t> crcs((bytes.size() + kChunkBytes - 1) / kChunkBytes);
-  Crc32cOfChunks(bytes, kChunkBytes, crcs.data());
-  return crcs;
-}
-
-bool Sequences::WriteOut(Kept& kept) const {
-  std::vector<float>& rows = kept.conversation.sequence.rows;
-  kept.crcs = CrcsOf(kept.conversation.sequence);
-  kept.floats = static_cast<int64_t>(rows.size());
-  kept.fd = open(config_.folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-  const bool written =
-      kept.fd >= 0 && Whole(pwrite, kept.fd, reinterpret_cast<const char*>(rows.data()),
-                            BytesOf(kept.conversation.sequence));
-  if (!written) {
+// Rows in a file without a name.
+class Sequences::File {
+ public:
+  // Null: they cannot be written; the log says why.
+  static std::unique_ptr<File> Write(const std::string& folder, const std::vector<float>& rows) {
+    std::unique_ptr<File> file(new File(folder, rows));
+    const bool written =
+        file->fd_ >= 0 &&
+        Whole(pwrite, file->fd_, reinterpret_cast<const char*>(rows.data()), BytesOf(rows));
+    if (written) return file;
     spdlog::warn("conversation: cannot be written to {}: {}; it is read again when it goes on",
-                 config_.folder, std::strerror(errno));
-    Close(kept);
+                 folder, std::strerror(errno));
+    return nullptr;
   }
-  std::vector<float>().swap(rows);
-  return written;
-}
+  ~File() {
+    if (fd_ >= 0) close(fd_);
+  }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
 
-bool Sequences::ReadBack(Kept& kept) const {
-  if (kept.fd < 0) return true;
-  std::vector<float>& rows = kept.conversation.sequence.rows;
-  rows.resize(static_cast<size_t>(kept.floats));
-  const bool read = Whole(pread, kept.fd, reinterpret_cast<char*>(rows.data()),
-                          BytesOf(kept.conversation.sequence));
-  if (!read) {
-    spdlog::warn("conversation: cannot be read from {}: {}; its prompt is read again",
-                 config_.folder, std::strerror(errno));
-  }
-  const bool same = read && CrcsOf(kept.conversation.sequence) == kept.crcs;
-  if (read && !same) {
+  // False: they cannot be read, or are others; the log says so.
+  bool Read(std::vector<float>& rows) const {
+    rows.resize(floats_);
+    if (!Whole(pread, fd_, reinterpret_cast<char*>(rows.data()), BytesOf(rows))) {
+      spdlog::warn("conversation: cannot be read from {}: {}; its prompt is read again", folder_,
+                   std::strerror(errno));
+      return false;
+    }
+    if (CrcsOf(rows) == crcs_) return true;
     spdlog::error(
         "conversation: its file in {} has other bytes than were written (CRC-32C); its "
         "prompt is read again",
-        config_.folder);
+        folder_);
+    return false;
   }
-  Close(kept);
-  return same;
+
+ private:
+  File(const std::string& folder, const std::vector<float>& rows)
+      : folder_(folder),
+        floats_(rows.size()),
+        crcs_(CrcsOf(rows)),
+        fd_(open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600)) {}
+
+  const std::string folder_;
+  const size_t floats_;
+  const std::vector<uint32_t> crcs_;
+  const int fd_;
+};
+
+Sequences::Sequences(SequencesConfig config) : config_(std::move(config)) {}
+Sequences::~Sequences() = default;
+
+int64_t Sequences::in_memory() const {
+  absl::MutexLock lock(&mu_);
+  return std::count_if(kept_.begin(), kept_.end(),
+                       [](const Entry& kept) { return kept->file == nullptr; });
+}
+
+int64_t Sequences::in_files() const {
+  absl::MutexLock lock(&mu_);
+  return std::count_if(kept_.begin(), kept_.end(),
+                       [](const Entry& kept) { return kept->file != nullptr; });
+}
+
+int64_t Sequences::BytesInMemoryLocked() const {
+  int64_t bytes = 0;
+  for (const Entry& kept : kept_) bytes += BytesOf(kept->conversation.sequence.rows);
+  return bytes;
+}
+
+std::list<Sequences::Entry>::iterator Sequences::FindLocked(const SequenceOwner& owner,
+                                                            absl::Span<const TokenId> prompt) {
+  auto best = kept_.end();
+  for (auto kept = kept_.begin(); kept != kept_.end(); ++kept) {
+    const Conversation& one = (*kept)->conversation;
+    if (!(one.owner == owner) || !GoesOn(prompt, one.sequence.tokens, one.prompt_tokens)) continue;
+    if (best == kept_.end() || one.prompt_tokens > (*best)->conversation.prompt_tokens) best = kept;
+  }
+  return best;
+}
+
+Sequences::Taken Sequences::TakeFromMemory(const SequenceOwner& owner,
+                                           absl::Span<const TokenId> prompt) {
+  absl::MutexLock lock(&mu_);
+  const auto found = FindLocked(owner, prompt);
+  if (found == kept_.end()) return {};
+  Kept& kept = **found;
+  if (kept.file != nullptr || kept.being_written) return {.in_file = true};
+  Taken taken{.conversation = std::move(kept.conversation)};
+  kept_.erase(found);
+  return taken;
 }
 
 std::optional<Conversation> Sequences::Take(const SequenceOwner& owner,
                                             absl::Span<const TokenId> prompt) {
-  auto best = kept_.end();
-  for (auto kept = kept_.begin(); kept != kept_.end(); ++kept) {
-    const Conversation& one = kept->conversation;
-    if (!(one.owner == owner) || !GoesOn(prompt, one.sequence.tokens, one.prompt_tokens)) continue;
-    if (best == kept_.end() || one.prompt_tokens > best->conversation.prompt_tokens) best = kept;
+  Entry taken;
+  {
+    absl::MutexLock lock(&mu_);
+    for (;;) {
+      const auto found = FindLocked(owner, prompt);
+      if (found == kept_.end()) return std::nullopt;
+      taken = *found;
+      if (!taken->being_written) {
+        kept_.erase(found);
+        break;
+      }
+      const auto written = [&taken] { return !taken->being_written; };
+      mu_.Await(absl::Condition(&written));
+    }
   }
-  if (best == kept_.end()) return std::nullopt;
-  std::list<Kept> taken;
-  taken.splice(taken.end(), kept_, best);
-  if (!ReadBack(taken.front())) return std::nullopt;
-  return std::move(taken.front().conversation);
+  Conversation& conversation = taken->conversation;
+  if (taken->file != nullptr && !taken->file->Read(conversation.sequence.rows)) return std::nullopt;
+  return std::move(conversation);
 }
 
-void Sequences::Put(Conversation conversation, absl::Time now) {
-  if (config_.most == 0 || conversation.sequence.tokens.empty()) return;
-  kept_.push_front({.conversation = std::move(conversation), .used = now});
+bool Sequences::Put(Conversation conversation, absl::Time now) {
+  if (config_.most == 0 || conversation.sequence.tokens.empty()) return false;
+  auto put = std::make_shared<Kept>();
+  put->conversation = std::move(conversation);
+  put->used = now;
+  std::list<Entry> dropped;  // destroyed without the lock
+  absl::MutexLock lock(&mu_);
+  kept_.push_front(std::move(put));
   while (static_cast<int64_t>(kept_.size()) > config_.most) {
-    Close(kept_.back());
-    kept_.pop_back();
+    dropped.splice(dropped.end(), kept_, std::prev(kept_.end()));
   }
-  for (auto kept = kept_.end();
-       kept != kept_.begin() && bytes_in_memory() > config_.memory_bytes;) {
-    --kept;
-    if (kept->fd >= 0) continue;
-    if (!WriteOut(*kept)) kept = kept_.erase(kept);
+  int64_t bytes = BytesInMemoryLocked();
+  for (auto kept = kept_.end(); bytes > config_.memory_bytes + kMostUnwritten;) {
+    if (--kept == kept_.begin()) break;
+    const int64_t its = BytesOf((*kept)->conversation.sequence.rows);
+    if (its == 0 || (*kept)->being_written) continue;
+    bytes -= its;
+    const auto drop = kept++;
+    dropped.splice(dropped.end(), kept_, drop);
   }
+  return bytes > config_.memory_bytes;
+}
+
+Sequences::Entry Sequences::NextToWriteLocked(absl::Time now) {
+  const bool too_much = BytesInMemoryLocked() > config_.memory_bytes;
+  for (auto kept = kept_.rbegin(); kept != kept_.rend(); ++kept) {
+    const bool wanted = too_much || now - (*kept)->used > config_.idle;
+    if (wanted && (*kept)->file == nullptr && !(*kept)->being_written) return *kept;
+  }
+  return nullptr;
 }
 
 void Sequences::Sweep(absl::Time now) {
-  for (auto kept = kept_.begin(); kept != kept_.end();) {
-    const bool lost = kept->fd < 0 && now - kept->used > config_.idle && !WriteOut(*kept);
-    kept = lost ? kept_.erase(kept) : std::next(kept);
+  for (;;) {
+    Entry entry;
+    {
+      absl::MutexLock lock(&mu_);
+      entry = NextToWriteLocked(now);
+      if (entry == nullptr) return;
+      entry->being_written = true;
+    }
+    std::vector<float>& rows = entry->conversation.sequence.rows;
+    std::unique_ptr<File> file = File::Write(config_.folder, rows);
+    std::vector<float> freed;  // without the lock
+    absl::MutexLock lock(&mu_);
+    freed.swap(rows);
+    entry->file = std::move(file);
+    entry->being_written = false;
+    if (entry->file == nullptr) kept_.remove(entry);
   }
 }
 
 void Sequences::Forget(const std::string& context) {
+  std::list<Entry> dropped;  // destroyed without the lock
+  absl::MutexLock lock(&mu_);
   for (auto kept = kept_.begin(); kept != kept_.end();) {
-    const bool of_it = kept->conversation.owner.context == context;
-    if (of_it) Close(*kept);
-    kept = of_it ? kept_.erase(kept) : std::next(kept);
+    const auto next = std::next(kept);
+    if ((*kept)->conversation.owner.context == context) dropped.splice(dropped.end(), kept_, kept);
+    kept = next;
   }
 }
 

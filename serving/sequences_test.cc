@@ -5,9 +5,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <memory>
 #include <random>
 #include <sstream>
+#include <thread>
 
 #include "common/test_random.h"
 #include "gmock/gmock.h"
@@ -68,8 +70,11 @@ TEST(SequencesTest, WhatIsIdleOrTooMuch_IsWrittenOut_AndComesBack) {
   kept.Sweep(now + absl::Seconds(11));
   EXPECT_EQ(kept.in_files(), 1);
   for (int i = 2; i <= 10; ++i) {  // 12,000 bytes each
-    kept.Put(Made(kMine, {i, i, i}, 2, static_cast<float>(i)), now);
+    EXPECT_EQ(kept.Put(Made(kMine, {i, i, i}, 2, static_cast<float>(i)), now), i >= 6) << i;
   }
+  EXPECT_EQ(kept.in_memory(), 9);  // nobody waited for the disk
+  EXPECT_TRUE(kept.TakeFromMemory(kMine, {1, 2, 3, 4}).in_file);
+  kept.Sweep(now);
   EXPECT_EQ(kept.in_memory(), 4);
   EXPECT_EQ(kept.in_files(), 6);
   for (int i = 10; i >= 2; --i) {
@@ -78,6 +83,58 @@ TEST(SequencesTest, WhatIsIdleOrTooMuch_IsWrittenOut_AndComesBack) {
     EXPECT_EQ(back->sequence.rows, std::vector<float>(3000, static_cast<float>(i)));
   }
   EXPECT_EQ(kept.Take(kMine, {1, 2, 3, 4})->sequence.rows, std::vector<float>(3000, 1));
+}
+
+TEST(SequencesTest, InMemory_IsTakenWithoutTheDisk) {
+  const absl::Time now = absl::UnixEpoch();
+  Sequences kept((SequencesConfig()));
+  EXPECT_FALSE(kept.TakeFromMemory(kMine, {1, 2, 3}).in_file);
+  kept.Put(Made(kMine, {1, 2}, 2, 5), now);
+  const Sequences::Taken taken = kept.TakeFromMemory(kMine, {1, 2, 3});
+  EXPECT_FALSE(taken.in_file);
+  ASSERT_TRUE(taken.conversation.has_value());
+  EXPECT_EQ(taken.conversation->sequence.rows, std::vector<float>(2000, 5));
+  EXPECT_EQ(kept.in_memory(), 0);
+}
+
+// Whoever takes, puts and forgets while others write: what is taken is what was put.
+TEST(SequencesTest, WhileFilesAreWritten_EachIsTakenOnceAndWhole) {
+  SequencesConfig config;
+  config.folder = testing::TempDir();
+  config.memory_bytes = 0;
+  config.most = 1000;
+  Sequences kept(config);
+  const absl::Time now = absl::UnixEpoch();
+  std::atomic<bool> over{false};
+  std::vector<std::thread> writers;
+  for (int i = 0; i < 2; ++i) {
+    writers.emplace_back([&] {
+      while (!over) kept.Sweep(now);
+    });
+  }
+  std::vector<std::thread> users;
+  for (TokenId user = 1; user <= 4; ++user) {
+    users.emplace_back([&, user] {
+      const SequenceOwner owner = {"document", "content", std::string(1, 'a' + user)};
+      for (TokenId i = 1; i <= 50; ++i) {
+        kept.Put(Made(owner, {user, i}, 2, static_cast<float>(user * 1000 + i)), now);
+        Sequences::Taken taken = kept.TakeFromMemory(owner, {user, i, 1});
+        if (taken.in_file) taken.conversation = kept.Take(owner, {user, i, 1});
+        ASSERT_TRUE(taken.conversation.has_value());
+        EXPECT_EQ(taken.conversation->sequence.rows,
+                  std::vector<float>(2000, static_cast<float>(user * 1000 + i)));
+        EXPECT_FALSE(kept.Take(owner, {user, i, 1}).has_value());
+        kept.Put(Made(owner, {user, 99}, 2), now);
+      }
+      kept.Forget("document " + owner.who);
+    });
+  }
+  for (std::thread& user : users) user.join();
+  over = true;
+  for (std::thread& writer : writers) writer.join();
+  EXPECT_EQ(kept.in_memory() + kept.in_files(), 200);
+  kept.Forget("document");
+  EXPECT_EQ(kept.in_memory() + kept.in_files(), 0);
 }
 
 // The descriptors of this process that are files without a name.

@@ -163,7 +163,7 @@ int TheService() {
     config.model_path = SourceFolder() + "/models/demo";
     config.http.listen = {"127.0.0.1:0"};
     config.access = kvstore::Access::Open(/*everything=*/false);
-    config.answerer.folder = config.documents.address.folder = Folder() + "/api/store";
+    config.scheduler.runner.folder = config.documents.address.folder = Folder() + "/api/store";
     config.documents.max_queued = 1;
     library::StoreAddress address;
     address.folder = Folder() + "/api/store";

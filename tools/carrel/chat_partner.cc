@@ -36,12 +36,13 @@ class LocalPartner final : public ChatPartner {
         model_(std::move(model)),
         store_(std::move(store)),
         chat_(std::move(chat)),
-        answerer_(serving::Answerer::Create({.retrieval = flags_.config,
-                                             .device = flags_.device_config,
-                                             .derived_weights = flags_.weights == "derived",
-                                             .folder = flags_.store.folder,
-                                             .turn_head = TurnHeadOf(chat_)},
-                                            model_, store_)) {}
+        scheduler_(
+            serving::Scheduler::Create({.runner = {.retrieval = flags_.config,
+                                                   .device = flags_.device_config,
+                                                   .derived_weights = flags_.weights == "derived",
+                                                   .folder = flags_.store.folder,
+                                                   .turn_head = TurnHeadOf(chat_)}},
+                                       model_, store_)) {}
 
   std::string name() const override { return flags_.model_dir; }
   bool knows_chats() const override { return chat_ != nullptr; }
@@ -104,7 +105,7 @@ class LocalPartner final : public ChatPartner {
       done = std::move(what);
       ended.Notify();
     };
-    RETURN_IF_ERROR(answerer_->Submit(std::move(job)));
+    RETURN_IF_ERROR(scheduler_->Submit(std::move(job)));
     ended.WaitForNotification();
     RETURN_IF_ERROR(done.status());
     show(filter.Finish());
@@ -153,7 +154,7 @@ class LocalPartner final : public ChatPartner {
   const std::shared_ptr<library::LoadedModel> model_;
   const std::shared_ptr<library::StoreAccess> store_;  // null: no context
   const Chat chat_;
-  const std::unique_ptr<serving::Answerer> answerer_;
+  const std::unique_ptr<serving::Scheduler> scheduler_;
   library::DocumentEndsCache ends_;
 };
 

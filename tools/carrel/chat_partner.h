@@ -1,6 +1,6 @@
 // What:   who answers in a chat: a model and a store of this process, or a running `carrel api`. Either gets
 //         the whole conversation each time; what of it was read before is not read again.
-// Errors: as serving/answerer.h and http_api/api_client.h; Cancelled when `wanted` says so. Whatever a server
+// Errors: as serving/scheduler.h and http_api/api_client.h; Cancelled when `wanted` says so. Whatever a server
 //         answers, it is an answer or an error.
 // Threads: one.
 #pragma once
@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "serving/answerer.h"
 #include "serving/chat_template.h"
+#include "serving/scheduler.h"
 #include "tools/carrel/retrieval_flags.h"
 
 namespace CLI {

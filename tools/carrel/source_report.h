@@ -10,7 +10,7 @@
 #include "absl/types/span.h"
 #include "library/document_text.h"
 #include "library/sources.h"
-#include "serving/answerer.h"
+#include "serving/answer_job.h"
 
 namespace carrel::tools {
 

@@ -1,6 +1,4 @@
 // The thread that decodes, with the demo model: whatever its callers do, the others are answered.
-#include "serving/answerer.h"
-
 #include <atomic>
 #include <stdexcept>
 
@@ -10,6 +8,7 @@
 #include "common/test_folders.h"
 #include "common/test_util.h"
 #include "model/checkpoint.h"
+#include "serving/scheduler.h"
 
 namespace carrel::serving {
 namespace {
@@ -32,7 +31,7 @@ AnswerJob Question(int64_t max_tokens) {
 }
 
 // How one ends that nothing is wrong with.
-absl::Status Ask(Answerer& answerer) {
+absl::Status Ask(Scheduler& scheduler) {
   absl::Notification ended;
   absl::Status how;
   AnswerJob job = Question(3);
@@ -40,14 +39,14 @@ absl::Status Ask(Answerer& answerer) {
     how = done.status();
     ended.Notify();
   };
-  RETURN_IF_ERROR(answerer.Submit(std::move(job)));
+  RETURN_IF_ERROR(scheduler.Submit(std::move(job)));
   ended.WaitForNotification();
   return how;
 }
 
-TEST(AnswererTest, WhatACallbackThrows_EndsItsJobAlone) {
-  const auto answerer = Answerer::Create({}, Demo(), nullptr);
-  CARREL_EXPECT_OK(Ask(*answerer));
+TEST(SchedulerModelTest, WhatACallbackThrows_EndsItsJobAlone) {
+  const auto scheduler = Scheduler::Create({}, Demo(), nullptr);
+  CARREL_EXPECT_OK(Ask(*scheduler));
   for (int round = 0; round < 3; ++round) {
     AnswerJob at_its_end = Question(2), in_the_middle = Question(50), at_once = Question(2);
     at_its_end.done = [](const absl::StatusOr<AnswerJob::Done>&) {
@@ -56,16 +55,16 @@ TEST(AnswererTest, WhatACallbackThrows_EndsItsJobAlone) {
     in_the_middle.on_text = [](const std::string&) -> bool { throw std::runtime_error("planted"); };
     at_once.wanted = []() -> bool { throw std::runtime_error("planted"); };
     for (AnswerJob* job : {&at_its_end, &in_the_middle, &at_once}) {
-      CARREL_EXPECT_OK(answerer->Submit(std::move(*job)));
+      CARREL_EXPECT_OK(scheduler->Submit(std::move(*job)));
     }
-    CARREL_EXPECT_OK(Ask(*answerer));
+    CARREL_EXPECT_OK(Ask(*scheduler));
   }
-  EXPECT_EQ(answerer->waiting(), 0);
+  EXPECT_EQ(scheduler->waiting(), 0);
 }
 
 // Those that take their steps together with one that throws go on.
-TEST(AnswererTest, WhatACallbackThrowsInAStep_IsNotTheOthersEnd) {
-  const auto answerer = Answerer::Create({}, Demo(), nullptr);
+TEST(SchedulerModelTest, WhatACallbackThrowsInAStep_IsNotTheOthersEnd) {
+  const auto scheduler = Scheduler::Create({}, Demo(), nullptr);
   for (const bool by_text : {true, false}) {
     std::atomic<bool> beside{false}, begun{false}, threw{false};
     absl::Notification ended;
@@ -91,41 +90,41 @@ TEST(AnswererTest, WhatACallbackThrowsInAStep_IsNotTheOthersEnd) {
       how = done.status();
       ended.Notify();
     };
-    CARREL_ASSERT_OK(answerer->Submit(std::move(throws)));
-    CARREL_ASSERT_OK(answerer->Submit(std::move(goes_on)));
+    CARREL_ASSERT_OK(scheduler->Submit(std::move(throws)));
+    CARREL_ASSERT_OK(scheduler->Submit(std::move(goes_on)));
     ended.WaitForNotification();
     CARREL_EXPECT_OK(how);
     EXPECT_TRUE(threw) << by_text;
-    CARREL_EXPECT_OK(Ask(*answerer));  // and what refers to these variables has ended, too
-    while (answerer->answering() > 0) absl::SleepFor(absl::Milliseconds(1));
+    CARREL_EXPECT_OK(Ask(*scheduler));  // and what refers to these variables has ended, too
+    while (scheduler->answering() > 0) absl::SleepFor(absl::Milliseconds(1));
   }
 }
 
 // How many of one turn, and of nobody's own, may wait beside one that runs.
-int64_t MayWait(const AnswererConfig& config, const Turn& turn) {
+int64_t MayWait(const SchedulerConfig& config, const Turn& turn) {
   absl::Notification begun, go_on;
-  const auto answerer = Answerer::Create(config, Demo(), nullptr);
+  const auto scheduler = Scheduler::Create(config, Demo(), nullptr);
   AnswerJob first = Question(2);
   first.wanted = [&] {
     if (!begun.HasBeenNotified()) begun.Notify();
     go_on.WaitForNotification();
     return true;
   };
-  CARREL_EXPECT_OK(answerer->Submit(std::move(first)));
+  CARREL_EXPECT_OK(scheduler->Submit(std::move(first)));
   begun.WaitForNotification();  // it waits no more
   int64_t waiting = 0;
   for (;; ++waiting) {
     AnswerJob job = Question(1);
     job.turn = turn;
-    if (!answerer->Submit(std::move(job)).ok()) break;
+    if (!scheduler->Submit(std::move(job)).ok()) break;
   }
   go_on.Notify();
   return waiting;
 }
 
 // Where nobody has a key, one turn is all there are: nobody is to be left room for.
-TEST(AnswererTest, WithoutKeys_AsManyMayWaitAsThereArePlaces) {
-  AnswererConfig config;
+TEST(SchedulerModelTest, WithoutKeys_AsManyMayWaitAsThereArePlaces) {
+  SchedulerConfig config;
   config.max_waiting = 6;
   config.max_answers = 1;
   EXPECT_EQ(MayWait(config, std::make_shared<const int>(1)), 6);
@@ -134,26 +133,26 @@ TEST(AnswererTest, WithoutKeys_AsManyMayWaitAsThereArePlaces) {
   EXPECT_EQ(MayWait(config, nullptr), 6);
 }
 
-TEST(AnswererTest, OfOneTurn_HalfOfThePlacesMayWait) {
-  AnswererConfig config;
+TEST(SchedulerModelTest, OfOneTurn_HalfOfThePlacesMayWait) {
+  SchedulerConfig config;
   config.max_waiting = 4;
   config.max_waiting_of_turn = 2;
   config.max_answers = 1;
   absl::Notification begun, go_on;
-  const auto answerer = Answerer::Create(config, Demo(), nullptr);
+  const auto scheduler = Scheduler::Create(config, Demo(), nullptr);
   AnswerJob first = Question(2);
   first.wanted = [&] {
     if (!begun.HasBeenNotified()) begun.Notify();
     go_on.WaitForNotification();
     return true;
   };
-  CARREL_ASSERT_OK(answerer->Submit(std::move(first)));
+  CARREL_ASSERT_OK(scheduler->Submit(std::move(first)));
   begun.WaitForNotification();  // it waits no more
   const auto alice = std::make_shared<const int>(1), bob = std::make_shared<const int>(2);
   const auto submit = [&](const std::shared_ptr<const int>& turn) {
     AnswerJob job = Question(1);
     job.turn = turn;
-    return answerer->Submit(std::move(job));
+    return scheduler->Submit(std::move(job));
   };
   CARREL_EXPECT_OK(submit(alice));
   CARREL_EXPECT_OK(submit(alice));

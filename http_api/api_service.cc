@@ -471,8 +471,8 @@ class OpenAiService final : public ApiService {
                     .answers_waiting = scheduler_->waiting(),
                     .answers_running = scheduler_->answering(),
                     .documents_waiting = documents_ ? documents_->queued() : 0,
-                    .sequences_in_memory = scheduler_->conversations().in_memory,
-                    .sequences_in_files = scheduler_->conversations().in_files},
+                    .sequences_in_memory = scheduler_->prefixes().in_memory(),
+                    .sequences_in_files = scheduler_->prefixes().in_files()},
                    config_.more_metrics ? config_.more_metrics() : std::vector<MetricFamily>()));
     return absl::OkStatus();
   }

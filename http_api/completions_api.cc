@@ -21,7 +21,7 @@
 #include "kvstore/access/access.h"
 #include "kvstore/access/kept_name.h"
 #include "kvstore/service/context_client.h"
-#include "serving/known_prefixes.h"
+#include "serving/prefix_cache.h"
 
 namespace carrel::http_api {
 namespace {

@@ -24,7 +24,7 @@
 #include "library/status.h"
 #include "serving/document_jobs.h"
 #include "serving/known_contexts.h"
-#include "serving/known_prefixes.h"
+#include "serving/prefix_cache.h"
 #include "serving/status_details.h"
 #include "serving/still_allowed.h"
 #include "serving/waiting_documents.h"
@@ -45,9 +45,11 @@ class PrefillingDocuments final : public Documents {
         model_(std::move(model)),
         store_(std::move(store)),
         scheduler_(scheduler),
+        prefixes_(scheduler->prefixes()),
         model_handle_(model_),
         store_handle_(config_.address, store_),
-        waiting_(config_.address.folder) {}
+        waiting_(config_.address.folder),
+        known_(&prefixes_) {}
 
   // Goes on with what another process left, and takes in more from now on.
   absl::Status Begin() {
@@ -102,14 +104,14 @@ class PrefillingDocuments final : public Documents {
                                          config_.retrieval, config_.derived_weights));
       entry = std::move(read.known);
       absl::MutexLock lock(&mu_);
-      if (read.tokens.has_value()) known_.AddPrefix(entry.document.content_id, *read.tokens);
+      if (read.tokens.has_value()) prefixes_.AddDocument(entry.document.content_id, *read.tokens);
     }
     absl::MutexLock lock(&mu_);
     if (const auto going = current_ != nullptr && current_->cancelled
                                ? stored.find(current_->document.name)
                                : stored.end();
         going != stored.end()) {
-      known_.RemovePrefix(going->second.document.content_id);
+      prefixes_.RemoveDocument(going->second.document.content_id);
       stored.erase(going);
     }
     known_.Replace(std::move(stored));
@@ -619,6 +621,7 @@ class PrefillingDocuments final : public Documents {
   const std::shared_ptr<library::LoadedModel> model_;
   const std::shared_ptr<library::StoreAccess> store_;
   Scheduler* const scheduler_;
+  PrefixCache& prefixes_;
   library::ModelHandle model_handle_;
   library::StoreHandle store_handle_;
   std::atomic<bool> stopping_{false};

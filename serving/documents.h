@@ -33,7 +33,7 @@
 #include "library/store_access.h"
 #include "serving/document.h"
 #include "serving/document_jobs.h"
-#include "serving/known_prefixes.h"
+#include "serving/prefix_cache.h"
 #include "serving/scheduler.h"
 
 namespace carrel::serving {

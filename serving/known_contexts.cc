@@ -16,7 +16,7 @@ void KnownContexts::Replace(ByName contexts) {
   for (const auto& [name, entry] : contexts_) {
     const auto still = contexts.find(name);
     if (still == contexts.end() || still->second.document.content_id != entry.document.content_id) {
-      prefixes_.Remove(entry.document.content_id);
+      prefixes_.RemoveDocument(entry.document.content_id);
     } else {
       still->second.used = entry.used;
     }
@@ -27,7 +27,7 @@ void KnownContexts::Replace(ByName contexts) {
 void KnownContexts::Remove(const std::string& name) {
   const auto found = contexts_.find(name);
   if (found == contexts_.end()) return;
-  prefixes_.Remove(found->second.document.content_id);
+  prefixes_.RemoveDocument(found->second.document.content_id);
   contexts_.erase(found);
 }
 
@@ -37,15 +37,10 @@ void KnownContexts::Use(const std::string& name) {
   }
 }
 
-void KnownContexts::AddPrefix(const std::string& content_id, absl::Span<const TokenId> tokens) {
-  prefixes_.Remove(content_id);
-  prefixes_.Add(content_id, tokens);
-}
-
 std::vector<std::pair<std::string, std::string>> KnownContexts::Candidates(
     absl::Span<const TokenId> prompt) const {
   std::vector<std::pair<std::string, std::string>> candidates;
-  for (const std::string& content_id : prefixes_.Candidates(prompt)) {
+  for (const std::string& content_id : prefixes_.DocumentsOf(prompt)) {
     for (const auto& [name, entry] : contexts_) {
       if (entry.document.content_id == content_id) candidates.emplace_back(name, content_id);
     }

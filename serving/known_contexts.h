@@ -2,6 +2,7 @@
 //         from it, when it was used last, and which of them a prompt may begin with.
 // Usable: as opening has it (library::MayOpen).
 // Errors: of ReadContext: those of the store. A context that is damaged, or gone meanwhile, is known by its name alone.
+// Ownership: keeps the prefixes, which others share.
 // Threads: KnownContexts: one at a time. ReadContext: any.
 // Cost:   of ReadContext: its manifest and its tokens, which are not kept.
 #pragma once
@@ -21,7 +22,7 @@
 #include "library/store_access.h"
 #include "model/checkpoint.h"
 #include "serving/document.h"
-#include "serving/known_prefixes.h"
+#include "serving/prefix_cache.h"
 
 namespace carrel::v1 {
 class ListResponse_Summary;
@@ -39,6 +40,9 @@ class KnownContexts {
  public:
   using ByName = std::map<std::string, KnownContext>;
 
+  // prefixes: where prompts look for these documents; outlives this.
+  explicit KnownContexts(PrefixCache* prefixes) : prefixes_(*prefixes) {}
+
   const ByName& all() const { return contexts_; }
   const KnownContext* Find(const std::string& name) const;  // null: there is none
   // What the store holds now; of those that were known the times of use stay.
@@ -46,16 +50,13 @@ class KnownContexts {
   void Remove(const std::string& name);
   void Use(const std::string& name);
 
-  // Prompts may begin with these tokens, of a context that is known or will be.
-  void AddPrefix(const std::string& content_id, absl::Span<const TokenId> tokens);
-  void RemovePrefix(const std::string& content_id) { prefixes_.Remove(content_id); }
   // Names and content ids of those that the prompt may begin with, the longest first.
   std::vector<std::pair<std::string, std::string>> Candidates(
       absl::Span<const TokenId> prompt) const;
 
  private:
   ByName contexts_;
-  KnownPrefixes prefixes_;  // by content id
+  PrefixCache& prefixes_;
 };
 
 // What one context of a store is; its tokens, if a prompt may be answered from it.

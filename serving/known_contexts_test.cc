@@ -24,9 +24,10 @@ std::vector<TokenId> Tokens(int count) {
 }
 
 TEST(KnownContextsTest, PrefixesComeAndGoWithTheirContexts_TheLongestFirst) {
-  KnownContexts known;
-  known.AddPrefix("1", Tokens(600));
-  known.AddPrefix("2", Tokens(1200));
+  PrefixCache prefixes((PrefixCacheConfig()));
+  KnownContexts known(&prefixes);
+  prefixes.AddDocument("1", Tokens(600));
+  prefixes.AddDocument("2", Tokens(1200));
   const std::vector<TokenId> prompt = Tokens(2000);
   EXPECT_THAT(known.Candidates(prompt), ElementsAre());  // of contexts that are not known yet
   known.Replace({{"a", Context("a", "1")}, {"b", Context("b", "2")}});
@@ -41,7 +42,8 @@ TEST(KnownContextsTest, PrefixesComeAndGoWithTheirContexts_TheLongestFirst) {
 }
 
 TEST(KnownContextsTest, WhenTheyWereUsed_IsKnownUntilTheyAreOthers) {
-  KnownContexts known;
+  PrefixCache prefixes((PrefixCacheConfig()));
+  KnownContexts known(&prefixes);
   known.Replace({{"a", Context("a", "1")}});
   known.Use("a");
   known.Use("none");

@@ -50,7 +50,7 @@ class StepScheduler final : public Scheduler {
   StepScheduler(SchedulerConfig config, std::unique_ptr<Runner> runner)
       : config_(std::move(config)),
         runner_(std::move(runner)),
-        sequences_(config_.sequences),
+        prefixes_(config_.conversations),
         schedule_({.places = config_.max_answers,
                    .waiting = config_.max_waiting,
                    .waiting_of_turn = config_.max_waiting_of_turn,
@@ -92,7 +92,7 @@ class StepScheduler final : public Scheduler {
       TakeOutLocked([&](const Pooled& open) { return open.context == context; }, closed);
     }
     CloseAll(closed, /*park=*/false);
-    sequences_.Forget(context);
+    prefixes_.Forget(context);
     return absl::OkStatus();
   }
 
@@ -101,7 +101,7 @@ class StepScheduler final : public Scheduler {
     return schedule_.Reads(context);
   }
 
-  Waiting conversations() const override { return {sequences_.in_memory(), sequences_.in_files()}; }
+  PrefixCache& prefixes() override { return prefixes_; }
 
   int64_t waiting() const override {
     absl::MutexLock lock(&mu_);
@@ -290,7 +290,7 @@ class StepScheduler final : public Scheduler {
       swept_ = now;
       idle.reserve(open_.size());
       for (Pooled& open : open_) {
-        if (open.busy || open.prompt_tokens == 0 || now - open.used <= config_.sequences.idle) {
+        if (open.busy || open.prompt_tokens == 0 || now - open.used <= config_.conversations.idle) {
           continue;
         }
         in_hands_.insert(open.context);
@@ -308,7 +308,7 @@ class StepScheduler final : public Scheduler {
       };
       for (Pooled* const open : idle) Park(*open);
     }
-    sequences_.Sweep(now);
+    prefixes_.Sweep(now);
   }
 
   // --- Any of these threads.
@@ -343,10 +343,10 @@ class StepScheduler final : public Scheduler {
     bool resume = GoesOnWith(job, open);
     if (!resume) {
       const SequenceOwner owner = {job.context, job.content_id, job.who, job.give_up};
-      Sequences::Taken found = sequences_.TakeFromMemory(owner, job.prompt);
+      PrefixCache::Taken found = prefixes_.TakeFromMemory(owner, job.prompt);
       if (found.in_file) {
         if (!may_wait) return false;
-        found.conversation = sequences_.Take(owner, job.prompt);
+        found.conversation = prefixes_.Take(owner, job.prompt);
       }
       resume = found.conversation.has_value();
       if (resume) {
@@ -476,7 +476,7 @@ class StepScheduler final : public Scheduler {
     conversation.sequence = open.slot->SaveSequence();
     conversation.owner = {open.context, open.content_id, open.who, conversation.sequence.given_up};
     conversation.prompt_tokens = std::exchange(open.prompt_tokens, 0);
-    if (!sequences_.Put(std::move(conversation), open.used)) return;
+    if (!prefixes_.Put(std::move(conversation), open.used)) return;
     absl::MutexLock lock(&mu_);
     sweep_ = true;
   }
@@ -494,7 +494,7 @@ class StepScheduler final : public Scheduler {
 
   const SchedulerConfig config_;
   const std::unique_ptr<Runner> runner_;
-  Sequences sequences_;
+  PrefixCache prefixes_;
   std::atomic<bool> stopping_{false};  // set under mu_
   mutable absl::Mutex mu_;
   Schedule schedule_ ABSL_GUARDED_BY(mu_);

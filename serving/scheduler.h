@@ -23,8 +23,8 @@
 #include "absl/status/statusor.h"
 #include "serving/answer_job.h"
 #include "serving/decoder_runner.h"
+#include "serving/prefix_cache.h"
 #include "serving/runner.h"
-#include "serving/sequences.h"
 
 namespace carrel::serving {
 
@@ -35,7 +35,7 @@ struct SchedulerConfig {
   int64_t max_answers = 16;                 // on their way at a time, each with a decoder; 1 ..
   int64_t max_open_contexts = 4;            // whose decoders are kept while they are idle; 1 ..
   int64_t openers = 1;                      // threads; 1 ..
-  SequencesConfig sequences;
+  PrefixCacheConfig conversations;
 };
 
 class Scheduler {
@@ -50,11 +50,9 @@ class Scheduler {
   virtual absl::Status Submit(AnswerJob job) = 0;
   virtual int64_t waiting() const = 0;
   virtual int64_t answering() const = 0;  // on their way, those that open among them
-  // Conversations that wait for their next turn, beside those that decoders hold.
-  struct Waiting {
-    int64_t in_memory = 0, in_files = 0;
-  };
-  virtual Waiting conversations() const = 0;
+  // What is known of prompts: documents are added by who has them; the conversations are those that wait for their next
+  // turn, beside those that decoders hold.
+  virtual PrefixCache& prefixes() = 0;
   // Lets go of the context, so that it can be deleted. FailedPrecondition: answers read it, open it, or wait to.
   virtual absl::Status Close(const std::string& context) = 0;
   // Whether answers read it, or wait to; else Close would let go of it.

@@ -200,7 +200,7 @@ constexpr int64_t kEndless = int64_t{1} << 60;  // tokens
 class SchedulerTest : public testing::Test {
  protected:
   void Start(SchedulerConfig config = {}) {
-    config.sequences.folder = testing::TempDir();
+    config.conversations.folder = testing::TempDir();
     scheduler_ = Scheduler::Create(config, std::make_unique<FakeRunner>(&world_));
   }
 
@@ -378,9 +378,9 @@ TEST_F(SchedulerTest, AClosedContext_IsForgottenWithItsConversations) {
   EXPECT_EQ(Resumed("novel", {1, 2, 3}), 0);
   EXPECT_EQ(Resumed("novel", {1, 2, 3, 7, 7, 8}), 5);
   EXPECT_EQ(Resumed("novel", {9}), 0);  // the conversation is set aside
-  EXPECT_EQ(scheduler_->conversations().in_memory, 1);
+  EXPECT_EQ(scheduler_->prefixes().in_memory(), 1);
   CARREL_EXPECT_OK(scheduler_->Close("novel"));
-  EXPECT_EQ(scheduler_->conversations().in_memory, 0);
+  EXPECT_EQ(scheduler_->prefixes().in_memory(), 0);
   EXPECT_EQ(Resumed("novel", {1, 2, 3, 7, 7, 8, 7, 7, 9}), 0);
 }
 
@@ -475,7 +475,7 @@ TEST_F(SchedulerTest, WithoutRoom_IdleDecodersAreClosed_AndTheirConversationsGoO
   world_.FailOnce("b", absl::ResourceExhaustedError("the GPU is full"));
   EXPECT_EQ(Resumed("b", {1}), 0);
   EXPECT_EQ(world_.slots(), 1);
-  EXPECT_EQ(scheduler_->conversations().in_memory, 1);
+  EXPECT_EQ(scheduler_->prefixes().in_memory(), 1);
   EXPECT_EQ(Resumed("a", {1, 2, 3, 7, 7, 4}), 5);
 }
 
@@ -504,7 +504,7 @@ TEST_F(SchedulerTest, AConversation_GoesOnWhoeverCameBetween) {
   Start({.max_answers = 1});
   EXPECT_EQ(Resumed("novel", {1, 2, 3}), 0);
   for (TokenId other = 10; other < 14; ++other) EXPECT_EQ(Resumed("novel", {other}), 0);
-  EXPECT_EQ(scheduler_->conversations().in_memory, 4);
+  EXPECT_EQ(scheduler_->prefixes().in_memory(), 4);
   EXPECT_EQ(Resumed("novel", {1, 2, 3, 7, 7, 8}), 5);
   EXPECT_THAT(world_.contexts(), ElementsAre("novel"));
 }
@@ -515,7 +515,7 @@ TEST_F(SchedulerTest, ManyConversations_EachTurnFindsItsPast) {
     Start({.max_answers = 3,
            .max_open_contexts = 2,
            .openers = 2,
-           .sequences = {.memory_bytes = memory_bytes, .idle = absl::ZeroDuration()}});
+           .conversations = {.memory_bytes = memory_bytes, .idle = absl::ZeroDuration()}});
     std::vector<std::thread> users;
     for (TokenId user = 0; user < 6; ++user) {
       users.emplace_back([&, user] {
@@ -541,17 +541,17 @@ TEST_F(SchedulerTest, ManyConversations_EachTurnFindsItsPast) {
 }
 
 TEST_F(SchedulerTest, AConversationInAFile_GoesOn_ReadBesideTheSteps) {
-  Start({.sequences = {.memory_bytes = 0}});
+  Start({.conversations = {.memory_bytes = 0}});
   EXPECT_EQ(Resumed("novel", {1, 2, 3}), 0);
   EXPECT_EQ(Resumed("novel", {9}), 0);
-  ASSERT_TRUE(Until([&] { return scheduler_->conversations().in_files == 1; }));
+  ASSERT_TRUE(Until([&] { return scheduler_->prefixes().in_files() == 1; }));
   EXPECT_EQ(Resumed("novel", {1, 2, 3, 7, 7, 8}), 5);
 }
 
 TEST_F(SchedulerTest, AnIdleConversation_IsWrittenToAFile) {
-  Start({.sequences = {.idle = absl::ZeroDuration()}});
+  Start({.conversations = {.idle = absl::ZeroDuration()}});
   EXPECT_EQ(Resumed("novel", {1, 2, 3}), 0);
-  ASSERT_TRUE(Until([&] { return scheduler_->conversations().in_files == 1; }));
+  ASSERT_TRUE(Until([&] { return scheduler_->prefixes().in_files() == 1; }));
   EXPECT_EQ(Resumed("novel", {1, 2, 3, 7, 7, 8}), 5);
   EXPECT_THAT(world_.contexts(), ElementsAre("novel"));
 }

@@ -239,7 +239,7 @@ absl::Status Resolve(ApiFlags& flags) {
         "the contexts here are those of ", flags.replica.remote,
         ": carrel prefill --store s3://.. and carrel push bring one there, carrel rm removes it");
   }
-  absl::Duration& idle = config.scheduler.sequences.idle;
+  absl::Duration& idle = config.scheduler.conversations.idle;
   if (!absl::ParseDuration(flags.idle_after, &idle) || idle < absl::Seconds(1)) {
     return absl::InvalidArgumentError(
         absl::StrCat("idle-after=", flags.idle_after, " is no duration of 1s or more"));
@@ -318,13 +318,13 @@ absl::Status RunApi(ApiFlags& flags) {
 void DeclareSequences(CLI::App& command, ApiFlags& flags) {
   command
       .add_option(
-          "--max-sequences", flags.config.scheduler.sequences.most,
+          "--max-sequences", flags.config.scheduler.conversations.most,
           "conversations whose rows wait for their next turn; the one used longest ago goes; "
           "0: none")
       ->check(CLI::Range(int64_t{0}, int64_t{100000}))
       ->capture_default_str();
   command
-      .add_option("--sequence-memory", flags.config.scheduler.sequences.memory_bytes,
+      .add_option("--sequence-memory", flags.config.scheduler.conversations.memory_bytes,
                   "of those in memory: bytes or 512MB; beyond it they go to files")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
       ->capture_default_str();

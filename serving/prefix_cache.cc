@@ -1,4 +1,4 @@
-#include "serving/sequences.h"
+#include "serving/prefix_cache.h"
 
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
@@ -10,6 +10,7 @@
 #include <iterator>
 #include <utility>
 
+#include "absl/hash/hash.h"
 #include "common/checksum.h"
 
 namespace carrel::serving {
@@ -42,6 +43,11 @@ std::vector<uint32_t> CrcsOf(const std::vector<float>& rows) {
   return crcs;
 }
 
+// The hash of the blocks so far, and of one more.
+uint64_t Chain(uint64_t before, absl::Span<const TokenId> block) {
+  return absl::HashOf(before, block);
+}
+
 }  // namespace
 
 bool GoesOn(absl::Span<const TokenId> prompt, absl::Span<const TokenId> sequence,
@@ -51,8 +57,24 @@ bool GoesOn(absl::Span<const TokenId> prompt, absl::Span<const TokenId> sequence
          std::equal(sequence.begin(), sequence.begin() + prompt_tokens, prompt.begin());
 }
 
+size_t CommonPrefix(absl::Span<const TokenId> a, absl::Span<const TokenId> b) {
+  const size_t n = std::min(a.size(), b.size());
+  return static_cast<size_t>(std::mismatch(a.begin(), a.begin() + n, b.begin()).first - a.begin());
+}
+
+std::optional<PrefixRest> RestOf(absl::Span<const TokenId> prompt,
+                                 absl::Span<const TokenId> document, int64_t most_given_up) {
+  if (prompt.empty()) return std::nullopt;
+  const size_t same = std::min(CommonPrefix(prompt, document), prompt.size() - 1);
+  const auto give_up = static_cast<int64_t>(document.size() - same);
+  if (give_up > std::min(most_given_up, static_cast<int64_t>(PrefixCache::kSeam))) {
+    return std::nullopt;
+  }
+  return PrefixRest{give_up, {prompt.begin() + static_cast<std::ptrdiff_t>(same), prompt.end()}};
+}
+
 // Rows in a file without a name.
-class Sequences::File {
+class PrefixCache::File {
  public:
   // Null: they cannot be written; the log says why.
   static std::unique_ptr<File> Write(const std::string& folder, const std::vector<float>& rows) {
@@ -100,29 +122,64 @@ class Sequences::File {
   const int fd_;
 };
 
-Sequences::Sequences(SequencesConfig config) : config_(std::move(config)) {}
-Sequences::~Sequences() = default;
+PrefixCache::PrefixCache(PrefixCacheConfig config) : config_(std::move(config)) {}
+PrefixCache::~PrefixCache() = default;
 
-int64_t Sequences::in_memory() const {
+void PrefixCache::AddDocument(const std::string& content_id, absl::Span<const TokenId> document) {
+  RemoveDocument(content_id);
+  if (document.size() < kBlock + kSeam) return;
+  uint64_t hash = 0;
+  for (size_t at = 0; at + kBlock + kSeam <= document.size(); at += kBlock) {
+    hash = Chain(hash, document.subspan(at, kBlock));
+  }
+  absl::MutexLock lock(&mu_);
+  documents_.insert({hash, {content_id, document.size()}});
+}
+
+void PrefixCache::RemoveDocument(const std::string& content_id) {
+  absl::MutexLock lock(&mu_);
+  std::erase_if(documents_,
+                [&](const auto& entry) { return entry.second.content_id == content_id; });
+}
+
+std::vector<std::string> PrefixCache::DocumentsOf(absl::Span<const TokenId> prompt) const {
+  std::vector<Document> found;
+  {
+    absl::MutexLock lock(&mu_);
+    uint64_t hash = 0;
+    for (size_t at = 0; at + kBlock <= prompt.size(); at += kBlock) {
+      hash = Chain(hash, prompt.subspan(at, kBlock));
+      const auto [first, last] = documents_.equal_range(hash);
+      for (auto it = first; it != last; ++it) found.push_back(it->second);
+    }
+  }
+  std::stable_sort(found.begin(), found.end(),
+                   [](const Document& a, const Document& b) { return a.tokens > b.tokens; });
+  std::vector<std::string> content_ids;
+  for (Document& document : found) content_ids.push_back(std::move(document.content_id));
+  return content_ids;
+}
+
+int64_t PrefixCache::in_memory() const {
   absl::MutexLock lock(&mu_);
   return std::count_if(kept_.begin(), kept_.end(),
                        [](const Entry& kept) { return kept->file == nullptr; });
 }
 
-int64_t Sequences::in_files() const {
+int64_t PrefixCache::in_files() const {
   absl::MutexLock lock(&mu_);
   return std::count_if(kept_.begin(), kept_.end(),
                        [](const Entry& kept) { return kept->file != nullptr; });
 }
 
-int64_t Sequences::BytesInMemoryLocked() const {
+int64_t PrefixCache::BytesInMemoryLocked() const {
   int64_t bytes = 0;
   for (const Entry& kept : kept_) bytes += BytesOf(kept->conversation.sequence.rows);
   return bytes;
 }
 
-std::list<Sequences::Entry>::iterator Sequences::FindLocked(const SequenceOwner& owner,
-                                                            absl::Span<const TokenId> prompt) {
+std::list<PrefixCache::Entry>::iterator PrefixCache::FindLocked(const SequenceOwner& owner,
+                                                                absl::Span<const TokenId> prompt) {
   auto best = kept_.end();
   for (auto kept = kept_.begin(); kept != kept_.end(); ++kept) {
     const Conversation& one = (*kept)->conversation;
@@ -132,8 +189,8 @@ std::list<Sequences::Entry>::iterator Sequences::FindLocked(const SequenceOwner&
   return best;
 }
 
-Sequences::Taken Sequences::TakeFromMemory(const SequenceOwner& owner,
-                                           absl::Span<const TokenId> prompt) {
+PrefixCache::Taken PrefixCache::TakeFromMemory(const SequenceOwner& owner,
+                                               absl::Span<const TokenId> prompt) {
   absl::MutexLock lock(&mu_);
   const auto found = FindLocked(owner, prompt);
   if (found == kept_.end()) return {};
@@ -144,8 +201,8 @@ Sequences::Taken Sequences::TakeFromMemory(const SequenceOwner& owner,
   return taken;
 }
 
-std::optional<Conversation> Sequences::Take(const SequenceOwner& owner,
-                                            absl::Span<const TokenId> prompt) {
+std::optional<Conversation> PrefixCache::Take(const SequenceOwner& owner,
+                                              absl::Span<const TokenId> prompt) {
   Entry taken;
   {
     absl::MutexLock lock(&mu_);
@@ -166,7 +223,7 @@ std::optional<Conversation> Sequences::Take(const SequenceOwner& owner,
   return std::move(conversation);
 }
 
-bool Sequences::Put(Conversation conversation, absl::Time now) {
+bool PrefixCache::Put(Conversation conversation, absl::Time now) {
   if (config_.most == 0 || conversation.sequence.tokens.empty()) return false;
   auto put = std::make_shared<Kept>();
   put->conversation = std::move(conversation);
@@ -189,7 +246,7 @@ bool Sequences::Put(Conversation conversation, absl::Time now) {
   return bytes > config_.memory_bytes;
 }
 
-Sequences::Entry Sequences::NextToWriteLocked(absl::Time now) {
+PrefixCache::Entry PrefixCache::NextToWriteLocked(absl::Time now) {
   const bool too_much = BytesInMemoryLocked() > config_.memory_bytes;
   for (auto kept = kept_.rbegin(); kept != kept_.rend(); ++kept) {
     const bool wanted = too_much || now - (*kept)->used > config_.idle;
@@ -198,7 +255,7 @@ Sequences::Entry Sequences::NextToWriteLocked(absl::Time now) {
   return nullptr;
 }
 
-void Sequences::Sweep(absl::Time now) {
+void PrefixCache::Sweep(absl::Time now) {
   for (;;) {
     Entry entry;
     {
@@ -218,7 +275,7 @@ void Sequences::Sweep(absl::Time now) {
   }
 }
 
-void Sequences::Forget(const std::string& context) {
+void PrefixCache::Forget(const std::string& context) {
   std::list<Entry> dropped;  // destroyed without the lock
   absl::MutexLock lock(&mu_);
   for (auto kept = kept_.begin(); kept != kept_.end();) {

@@ -1,5 +1,5 @@
 // What:   a question on its way to its answer: what is asked, whose it is, and who hears of it.
-// Threads: the callbacks are called one at a time, on the scheduler's step thread; they must not wait for long.
+// Threads: a job's callbacks are called one at a time, on threads of the scheduler; they must not wait for long.
 // Example: AnswerJob job;
 //          job.context = "novel";
 //          job.prompt = tokens;

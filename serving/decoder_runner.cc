@@ -205,6 +205,9 @@ class DecoderRunner final : public Runner {
     return std::make_unique<DecoderSlot>(std::move(open));
   }
 
+  // On a GPU all share one device.
+  bool steps_beside() const override { return config_.device.device == model::Device::kCpu; }
+
   std::vector<absl::Status> Step(absl::Span<Slot* const> slots) override {
     std::vector<decoder::Generation*> generations;
     for (Slot* const slot : slots) {

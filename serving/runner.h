@@ -53,6 +53,8 @@ class Runner {
   virtual void Prepare() {}
   virtual absl::StatusOr<std::unique_ptr<Slot>> Open(const std::string& context,
                                                      const std::string& content_id) = 0;
+  // Whether Step may be called for one slot while another thread calls it for others.
+  virtual bool steps_beside() const { return false; }
   // Takes the next step of each slot, of which none is done, and gives each one's status.
   virtual std::vector<absl::Status> Step(absl::Span<Slot* const> slots) = 0;
 };

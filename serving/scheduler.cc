@@ -6,6 +6,7 @@
 #include <iterator>
 #include <list>
 #include <map>
+#include <optional>
 #include <set>
 #include <thread>
 #include <utility>
@@ -40,9 +41,9 @@ struct Request {
 
   AnswerJob job;
   Pooled* open = nullptr;
-  bool begun = false;  // the slot has it
-  absl::Status over;   // why it could not begin
-  absl::Time start;    // when its turn came
+  bool begun = false;                // the slot has it
+  std::optional<absl::Status> over;  // how it ended before it took part in a step
+  absl::Time start;                  // when its turn came
 };
 
 class StepScheduler final : public Scheduler {
@@ -150,9 +151,8 @@ class StepScheduler final : public Scheduler {
       changed_ = !plan.empty();
     }
     for (const RequestId id : plan.end) {
-      const absl::Status over = RequestOf(id).over;
-      const bool cut = over.ok();  // it is stopped
-      Finish(id, cut ? absl::UnavailableError("the server is stopping") : over, cut);
+      const std::optional<absl::Status> over = RequestOf(id).over;
+      Finish(id, over.value_or(Stopping()), /*cut=*/!over.has_value());
     }
     for (const RequestId id : plan.open) Open(id);
     if (!plan.step.empty()) Step(plan.step);
@@ -318,7 +318,7 @@ class StepScheduler final : public Scheduler {
   void OpenedLocked(RequestId id, Request& request, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     changed_ = true;
-    if (status.ok()) return schedule_.Opened(id);
+    if (status.ok() && !request.open->slot->done()) return schedule_.Opened(id);
     // What it lacks may be there when one of the others has ended.
     const bool no_room = absl::IsResourceExhausted(status) && request.open == nullptr;
     if (no_room && schedule_.NoRoom(id)) return;
@@ -327,13 +327,15 @@ class StepScheduler final : public Scheduler {
   }
 
   // Gives it a decoder, and the conversation that it goes on with. False: it did not begin, as that would wait for the
-  // disk, or for a context to be opened; what it has is kept.
+  // disk, or for a context to be opened; what it has is kept. The first answer behind a context takes its first step
+  // here: rows are verified and keys are packed when they are first searched, which takes longer than opening.
   absl::StatusOr<bool> Begin(Request& request, bool may_wait) {
     const AnswerJob& job = request.job;
     if (request.open == nullptr) request.open = IdleOf(job, may_wait);
+    bool first = false;
     if (request.open == nullptr) {
       if (!may_wait) return false;
-      ASSIGN_OR_RETURN(request.open, NewDecoder(job));
+      ASSIGN_OR_RETURN(request.open, NewDecoder(job, first));
     }
     Pooled& open = *request.open;
     if (job.with_sources() && !open.slot->has_document()) {
@@ -355,6 +357,10 @@ class StepScheduler final : public Scheduler {
     }
     request.begun = true;
     RETURN_IF_ERROR(open.slot->Begin(job, resume, request.start, stopping_));
+    if (first && !job.context.empty() && runner_->steps_beside()) {
+      Slot* const slot = open.slot.get();
+      RETURN_IF_ERROR(runner_->Step({&slot, 1}).front());
+    }
     return true;
   }
 
@@ -377,8 +383,8 @@ class StepScheduler final : public Scheduler {
     return idle;
   }
 
-  // Room is made for it.
-  absl::StatusOr<Pooled*> NewDecoder(const AnswerJob& job) {
+  // Room is made for it. first: no other decoder over the same was open.
+  absl::StatusOr<Pooled*> NewDecoder(const AnswerJob& job, bool& first) {
     std::list<Pooled> closed;
     {
       absl::MutexLock lock(&mu_);
@@ -391,6 +397,9 @@ class StepScheduler final : public Scheduler {
     }
     RETURN_IF_ERROR(slot.status());
     absl::MutexLock lock(&mu_);
+    first = std::none_of(open_.begin(), open_.end(), [&](const Pooled& open) {
+      return open.context == job.context && open.content_id == job.content_id;
+    });
     Pooled& open = open_.emplace_front();
     open.context = job.context;
     open.content_id = job.content_id;

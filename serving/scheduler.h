@@ -7,10 +7,10 @@
 // Errors: as runner.h; ResourceExhausted as many wait as may, in all or of one turn. What a callback
 //         throws is its job's end, and no other's. What a step itself throws (memory) ends all that took it: how far
 //         each came is not known, and what it would read again could have other bits.
-// Threads: any submits. The step thread takes steps, calls the jobs' callbacks and never waits for the disk. Contexts are opened, and
-//         conversations read from files and written to them, by `openers` threads beside it; what they open joins a
-//         later step. A question over a decoder that is open, whose conversation is in memory, is begun by the step
-//         thread itself, behind nobody's opening.
+// Threads: any submits. The step thread takes steps and never waits for the disk. `openers` threads beside it open
+//         contexts, take the first step behind one that nobody had open, and read and write conversations' files; the
+//         answer joins a later step. A question over a decoder that is open, whose conversation is in memory, is begun
+//         by the step thread itself, behind nobody's opening.
 // Ownership: keeps model and store.
 // Example: const auto scheduler = Scheduler::Create({.max_answers = 16}, model, store);
 //          RETURN_IF_ERROR(scheduler->Submit(std::move(job)));   // job.done is told

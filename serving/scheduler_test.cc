@@ -32,6 +32,8 @@ struct World {
   std::set<std::thread::id> openers ABSL_GUARDED_BY(mu), steppers ABSL_GUARDED_BY(mu);
   size_t widest_step ABSL_GUARDED_BY(mu) = 0;
   bool step_throws ABSL_GUARDED_BY(mu) = false;
+  bool steps_beside = false;
+  std::string held_step ABSL_GUARDED_BY(mu);  // the context whose answers' steps do not end yet
 
   void Hold(const std::string& context) {
     absl::MutexLock lock(&mu);
@@ -58,7 +60,7 @@ struct World {
 // Reads two tokens of its prompt in a step, and then gives a token "x" in each.
 class FakeSlot final : public Slot {
  public:
-  explicit FakeSlot(World* world) : world_(world) {
+  FakeSlot(World* world, std::string context) : world_(world), context_(std::move(context)) {
     absl::MutexLock lock(&world_->mu);
     ++world_->open;
   }
@@ -116,6 +118,13 @@ class FakeSlot final : public Slot {
   }
 
   absl::Status Step() {
+    {
+      absl::MutexLock lock(&world_->mu);
+      const auto free = [&]() ABSL_SHARED_LOCKS_REQUIRED(world_->mu) {
+        return context_.empty() || world_->held_step != context_;
+      };
+      world_->mu.Await(absl::Condition(&free));
+    }
     if (*stopping_ || !job_->wanted()) return absl::CancelledError("nobody wants it");
     const std::vector<TokenId>& prompt = job_->prompt;
     for (int i = 0; i < 2 && sequence_.size() < prompt.size(); ++i) {
@@ -134,6 +143,7 @@ class FakeSlot final : public Slot {
 
  private:
   World* const world_;
+  const std::string context_;
   const AnswerJob* job_ = nullptr;
   const std::atomic<bool>* stopping_ = nullptr;
   AnswerJob::Done done_;
@@ -163,8 +173,10 @@ class FakeRunner final : public Runner {
         if (!end.ok()) return end;
       }
     }
-    return std::make_unique<FakeSlot>(world_);
+    return std::make_unique<FakeSlot>(world_, context);
   }
+
+  bool steps_beside() const override { return world_->steps_beside; }
 
   std::vector<absl::Status> Step(absl::Span<Slot* const> slots) override {
     {
@@ -303,6 +315,46 @@ TEST_F(SchedulerTest, WhileAContextOpens_OthersGoOnAndEnd) {
   CARREL_EXPECT_OK(slow.Wait());
   absl::MutexLock lock(&world_.mu);
   for (const std::thread::id id : world_.openers) EXPECT_FALSE(world_.steppers.contains(id));
+}
+
+// What is searched for the first time is verified and packed then, which takes longer than opening.
+TEST_F(SchedulerTest, TheFirstStepBehindAContext_IsTakenBesideTheOthers) {
+  world_.steps_beside = true;
+  Start();
+  Asked running, first, second;
+  Ask("", {1, 2, 3}, running, kEndless);
+  ASSERT_TRUE(Until([&] { return running.pieces > 0; }));
+  {
+    absl::MutexLock lock(&world_.mu);
+    world_.held_step = "cold";
+  }
+  Ask("cold", {1, 2, 3}, first);
+  UntilItOpens("cold");
+  const int64_t before = running.pieces;
+  EXPECT_TRUE(Until([&] { return running.pieces > before + 100; })) << "steps go on";
+  {
+    absl::MutexLock lock(&world_.mu);
+    world_.held_step = "";
+  }
+  CARREL_EXPECT_OK(first.Wait());
+  EXPECT_EQ(first.done->tokens, 3);
+  Ask("cold", {4}, second);
+  CARREL_EXPECT_OK(second.Wait());
+  running.wanted = false;
+  running.Wait();
+}
+
+TEST_F(SchedulerTest, AnAnswerOfOneToken_EndsWithItsFirstStep) {
+  world_.steps_beside = true;
+  Start();
+  for (const char* context : {"a", "b"}) {
+    Asked asked;
+    Ask(context, {1}, asked, 1);
+    CARREL_ASSERT_OK(asked.Wait());
+    EXPECT_EQ(asked.done->tokens, 1);
+    EXPECT_TRUE(asked.done->at_max_tokens);
+  }
+  EXPECT_EQ(scheduler_->answering(), 0);
 }
 
 TEST_F(SchedulerTest, SeveralOpeners_OpenBesideOneAnother) {
@@ -512,6 +564,7 @@ TEST_F(SchedulerTest, AConversation_GoesOnWhoeverCameBetween) {
 // Whatever is opened, closed, parked and written at the same time: a next turn finds its past, for its bits rest on it.
 TEST_F(SchedulerTest, ManyConversations_EachTurnFindsItsPast) {
   for (const int64_t memory_bytes : {int64_t{0}, int64_t{1} << 20}) {
+    world_.steps_beside = memory_bytes == 0;
     Start({.max_answers = 3,
            .max_open_contexts = 2,
            .openers = 2,

@@ -66,7 +66,7 @@ bool Answering::LookAgain() {
   return false;
 }
 
-void Answering::Waits(const Document& document) {
+void Answering::Waits(const serving::Document& document) {
   absl::MutexLock lock(&mu_);
   Comment(absl::StrFormat("the document is read: %.0f%%", 100 * document.progress));
 }
@@ -97,7 +97,7 @@ bool Answering::Push(const std::string& piece) {
   return !filter_.stopped() && !reply_->gone();
 }
 
-void Answering::Done(const absl::StatusOr<AnswerJob::Done>& done) {
+void Answering::Done(const absl::StatusOr<serving::AnswerJob::Done>& done) {
   absl::MutexLock lock(&mu_);
   if (over_) return;
   if (!done.ok()) return FailedLocked(done.status());

@@ -12,11 +12,12 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "http_api/answerer.h"
 #include "http_api/completion.h"
-#include "http_api/documents.h"
 #include "http_api/http_server.h"
 #include "kvstore/access/admission.h"
+#include "serving/documents.h"
+#include "serving/scheduler.h"
+#include "serving/stop_filter.h"
 
 namespace carrel::http_api {
 
@@ -38,13 +39,13 @@ class Answering {
   bool LookAgain();
 
   // A document comes first: proxies and clients see that something goes on.
-  void Waits(const Document& document);
+  void Waits(const serving::Document& document);
   // Its context comes first.
   void Fetches(const kvstore::ContextComes& comes);
   // Kept until the answer has ended, beside what was held from the start.
   void Hold(std::shared_ptr<void> held);
   bool Push(const std::string& piece);  // false: nobody wants more
-  void Done(const absl::StatusOr<AnswerJob::Done>& done);
+  void Done(const absl::StatusOr<serving::AnswerJob::Done>& done);
   // Once it has begun, an error can only be an event; that the end is missing tells too.
   void Failed(const absl::Status& status);
 
@@ -65,7 +66,7 @@ class Answering {
   std::vector<std::shared_ptr<void>> held_ ABSL_GUARDED_BY(mu_);
   int64_t prompt_tokens_ ABSL_GUARDED_BY(mu_) = 0;
   Figures figures_ ABSL_GUARDED_BY(mu_);
-  StopFilter filter_ ABSL_GUARDED_BY(mu_);
+  serving::StopFilter filter_ ABSL_GUARDED_BY(mu_);
   absl::Time told_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   std::string text_ ABSL_GUARDED_BY(mu_);
   int64_t written_ ABSL_GUARDED_BY(mu_) = 0;

@@ -1,12 +1,11 @@
 #include "http_api/api_error.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
-#include <optional>
+#include <utility>
 
-#include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "common/json.h"
 #include "common/resource_status.h"
 
@@ -15,20 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr char kParam[] = "carrel/param", kCode[] = "carrel/code", kHttp[] = "carrel/http",
-               kRetryAfter[] = "carrel/retry-after";
-
-absl::Status With(absl::Status status, const char* what, absl::string_view value) {
-  if (!status.ok() && !status.GetPayload(what).has_value()) {
-    status.SetPayload(what, absl::Cord(value));
-  }
-  return status;
-}
-
-std::string Said(const absl::Status& status, const char* what) {
-  const auto found = status.GetPayload(what);
-  return found.has_value() ? std::string(*found) : std::string();
-}
+constexpr char kHttp[] = "carrel/http";
 
 struct ErrorKind {
   int status;
@@ -62,11 +48,11 @@ ErrorKind KindOf(absl::StatusCode code) {
 }
 
 ErrorKind KindOf(const absl::Status& status) {
-  ErrorKind kind = KindOf(status.code());
-  if (int http = 0; absl::SimpleAtoi(Said(status, kHttp), &http)) {
-    kind = {http, http < 500 ? "invalid_request_error" : "server_error"};
+  if (int http = 0; absl::SimpleAtoi(serving::DetailOf(status, kHttp), &http)) {
+    return {http, http < 500 ? "invalid_request_error" : "server_error"};
   }
-  return kind;
+  if (serving::IsOfMachine(status)) return {IsDiskFull(status) ? 507 : 503, "server_error"};
+  return KindOf(status.code());
 }
 
 json TextOrNull(const std::string& text) { return text.empty() ? json() : json(text); }
@@ -78,39 +64,18 @@ json ErrorJson(const absl::Status& status) { return {{"error", JsonOfError(statu
 json JsonOfError(const absl::Status& status) {
   return {{"message", std::string(status.message())},
           {"type", KindOf(status).type},
-          {"param", TextOrNull(Said(status, kParam))},
-          {"code", TextOrNull(Said(status, kCode))}};
-}
-
-absl::Status WithParam(absl::Status status, absl::string_view field) {
-  return With(std::move(status), kParam, field);
-}
-
-absl::Status WithCode(absl::Status status, absl::string_view code) {
-  return With(std::move(status), kCode, code);
+          {"param", TextOrNull(ParamOf(status))},
+          {"code", TextOrNull(serving::CodeOf(status))}};
 }
 
 absl::Status WithHttpStatus(absl::Status status, int http) {
-  return With(std::move(status), kHttp, absl::StrCat(http));
+  return serving::WithDetail(std::move(status), kHttp, absl::StrCat(http));
 }
-
-absl::Status WithRetryAfter(absl::Status status, absl::Duration after) {
-  return With(std::move(status), kRetryAfter,
-              absl::StrCat(std::max<int64_t>(1, absl::ToInt64Seconds(after))));
-}
-
-absl::Status OfMachine(absl::Status status) {
-  if (!absl::IsResourceExhausted(status)) return status;
-  const int http = IsDiskFull(status) ? 507 : 503;
-  return WithHttpStatus(std::move(status), http);
-}
-
-std::string ParamOf(const absl::Status& status) { return Said(status, kParam); }
 
 HttpError ErrorOf(const absl::Status& status) {
   HttpError error = {KindOf(status).status, DumpJson(ErrorJson(status)), {}};
-  if (const std::string after = Said(status, kRetryAfter); !after.empty()) {
-    error.fields.emplace_back("Retry-After", after);
+  if (const auto after = serving::RetryAfterOf(status); after.has_value()) {
+    error.fields.emplace_back("Retry-After", absl::StrCat(absl::ToInt64Seconds(*after)));
   }
   return error;
 }

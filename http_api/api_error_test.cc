@@ -10,6 +10,7 @@ namespace carrel::http_api {
 namespace {
 
 using nlohmann::json;
+using serving::OfMachine;
 
 TEST(ApiErrorTest, WhatTravelsWithAStatus_IsSaid_AndTheInnermostCounts) {
   const absl::Status plain = absl::ResourceExhaustedError("later");

@@ -42,12 +42,6 @@ void CountAnswer(absl::string_view finish, const Usage& usage, const Figures& fi
       .Add(1e3 * figures.ms_per_token);
 }
 
-void CountDocument(absl::string_view end) {
-  CounterOf("carrel_api_documents_total", "Documents that were taken in, by how that ended.",
-            {{"end", std::string(end)}})
-      .Add();
-}
-
 std::string ApiMetricsText(const ApiGauges& gauges, std::vector<MetricFamily> more) {
   std::vector<MetricFamily> families = SnapshotMetrics();
   const auto gauge = [&](const char* name, const char* help, int64_t value) {

@@ -16,8 +16,6 @@ namespace carrel::http_api {
 void CountRequest(absl::string_view route, const absl::Status& status);
 // finish: "stop", "length", "failed", "left": the client did.
 void CountAnswer(absl::string_view finish, const Usage& usage, const Figures& figures);
-// end: "ready", "failed", "cancelled".
-void CountDocument(absl::string_view end);
 
 struct ApiGauges {
   int64_t connections = 0, connections_evicted = 0, clients_slow = 0;

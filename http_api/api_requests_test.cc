@@ -53,9 +53,9 @@ class ApiRequestsTest : public testing::Test {
     config.model_path = model_folder_;
     config.http.listen = {"127.0.0.1:0"};
     config.access = kvstore::Access::OpenWithToken("token");
-    config.answerer.folder = config.documents.address.folder = folder_ + "/store";
+    config.scheduler.runner.folder = config.documents.address.folder = folder_ + "/store";
     config.documents.writable = true;
-    config.answerer.retrieval.want = decoder::RetrievalConfig().want;
+    config.scheduler.runner.retrieval.want = decoder::RetrievalConfig().want;
     if (change) change(config);
     library::StoreAddress address;
     address.folder = folder_ + "/store";

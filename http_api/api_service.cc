@@ -21,19 +21,19 @@
 #include "http_api/api_error.h"
 #include "http_api/api_metrics.h"
 #include "http_api/brings.h"
-#include "http_api/chat_probe.h"
 #include "http_api/completions_api.h"
 #include "http_api/contexts_api.h"
 #include "http_api/document_body.h"
 #include "http_api/http_message.h"
-#include "http_api/job_documents.h"
 #include "http_api/page.h"
-#include "http_api/still_allowed.h"
-#include "http_api/turn_pool.h"
 #include "kvstore/access/admission.h"
 #include "kvstore/service/context_client.h"
 #include "kvstore/service/credentials.h"
 #include "kvstore/service/listen_address.h"
+#include "serving/chat_probe.h"
+#include "serving/job_documents.h"
+#include "serving/still_allowed.h"
+#include "serving/turn_pool.h"
 
 namespace carrel::http_api {
 namespace {
@@ -92,7 +92,7 @@ class OpenAiService final : public ApiService {
     }
     prepare_ = nullptr;    // none on their way,
     documents_ = nullptr;  // none that wait for a document,
-    answerer_ = nullptr;   // and none left
+    scheduler_ = nullptr;  // and none left
   }
 
   absl::Status Listen() {
@@ -100,8 +100,8 @@ class OpenAiService final : public ApiService {
       return absl::FailedPreconditionError("the model came without a tokenizer");
     }
     RETURN_IF_ERROR(CheckExposure());
-    absl::StatusOr<std::unique_ptr<ChatTemplate>> chat =
-        ChatTemplate::Load(config_.model_path, model_->checkpoint());
+    absl::StatusOr<std::unique_ptr<serving::ChatTemplate>> chat =
+        serving::ChatTemplate::Load(config_.model_path, model_->checkpoint());
     const absl::Status chat_missing = chat.status();
     if (chat.ok()) {
       chat_ = *std::move(chat);
@@ -109,35 +109,38 @@ class OpenAiService final : public ApiService {
       spdlog::warn("chats are refused, all else is served: {}",
                    std::string(chat_missing.message()));
     }
-    AnswererConfig answerer = config_.answerer;
-    answerer.max_waiting_of_turn = MostOfOneTurn();
+    serving::SchedulerConfig scheduler = config_.scheduler;
+    scheduler.max_waiting_of_turn = MostOfOneTurn();
     if (chat_ != nullptr) {
-      ASSIGN_OR_RETURN(answerer.turn_head, chat_->TurnHead());
+      ASSIGN_OR_RETURN(scheduler.runner.turn_head, chat_->TurnHead());
     }
-    answerer_ = Answerer::Create(std::move(answerer), model_, store_);
+    scheduler_ = serving::Scheduler::Create(std::move(scheduler), model_, store_);
     if (store_ != nullptr) {
       brings_ = std::make_unique<Brings>(store_.get());
-      DocumentsConfig documents = config_.documents;
-      documents.retrieval = config_.answerer.retrieval;
-      documents.derived_weights = config_.answerer.derived_weights;
+      serving::DocumentsConfig documents = config_.documents;
+      documents.retrieval = config_.scheduler.runner.retrieval;
+      documents.derived_weights = config_.scheduler.runner.derived_weights;
       documents.still_may = [this](const std::string& who, const std::string& context) {
         return StillMay(who, context);
       };
       documents.probe = [this](absl::Span<const TokenId> document) {
-        return ChatProbe(chat_.get(), *model_->checkpoint().tokenizer, document);
+        return serving::ChatProbe(chat_.get(), *model_->checkpoint().tokenizer, document);
       };
-      ASSIGN_OR_RETURN(documents_, Documents::Create(documents, model_, store_, answerer_.get()));
+      ASSIGN_OR_RETURN(documents_,
+                       serving::Documents::Create(documents, model_, store_, scheduler_.get()));
       if (config_.jobs != nullptr) {
-        documents_ = MakeJobDocuments({.model_name = config_.model_name,
-                                       .index = documents.index,
-                                       .max_queued = documents.max_queued},
-                                      std::move(documents_), config_.jobs, model_, answerer_.get());
+        documents_ = serving::MakeJobDocuments({.model_name = config_.model_name,
+                                                .index = documents.index,
+                                                .max_queued = documents.max_queued},
+                                               std::move(documents_), config_.jobs, model_,
+                                               scheduler_.get());
       }
     }
-    prepare_ = std::make_unique<TurnPool>(TurnQueueConfig{.places = kPreparing,
-                                                          .waiting = config_.answerer.max_waiting,
-                                                          .of_one_turn = MostOfOneTurn(),
-                                                          .what = "requests"});
+    prepare_ = std::make_unique<serving::TurnPool>(
+        serving::TurnQueueConfig{.places = kPreparing,
+                                 .waiting = config_.scheduler.max_waiting,
+                                 .of_one_turn = MostOfOneTurn(),
+                                 .what = "requests"});
     {
       absl::MutexLock lock(&later_mu_);
       later_ = prepare_.get();
@@ -156,8 +159,8 @@ class OpenAiService final : public ApiService {
   }
 
   const std::vector<std::string>& addresses() const override { return http_->addresses(); }
-  bool Reads(const std::string& context) const override { return answerer_->Reads(context); }
-  absl::Status LetGo(const std::string& context) override { return answerer_->Close(context); }
+  bool Reads(const std::string& context) const override { return scheduler_->Reads(context); }
+  absl::Status LetGo(const std::string& context) override { return scheduler_->Close(context); }
 
  private:
   // What may block (the store, a template) is not the server's thread's. Beside these one for turns that have none.
@@ -175,24 +178,24 @@ class OpenAiService final : public ApiService {
 
   // Of what waits. Without keys all are one turn, or the machine's owner: nobody is to be left room for.
   int64_t MostOfOneTurn() const {
-    const int64_t most = config_.answerer.max_waiting;
+    const int64_t most = config_.scheduler.max_waiting;
     return config_.access->has_keys() ? (most + 1) / 2 : most;
   }
 
   void MakeCompletions(const absl::Status& chat_missing) {
-    const decoder::RetrievalConfig& retrieval = config_.answerer.retrieval;
+    const decoder::RetrievalConfig& retrieval = config_.scheduler.runner.retrieval;
     completions_ = std::make_unique<CompletionsApi>(CompletionsApi::Parts{
         .model = model_.get(),
         .store = store_.get(),
         .chat = chat_.get(),
         .chat_missing = chat_missing,
-        .answerer = answerer_.get(),
+        .scheduler = scheduler_.get(),
         .documents = documents_.get(),
         .model_name = config_.model_name,
         .keep = config_.documents.keep,
         .keep_tokens = config_.documents.keep_tokens,
         .beyond_trained = retrieval.beyond_trained || retrieval.rope == decoder::Rope::kInfiniteHip,
-        .most_given_up = decoder::MostGivenUp(retrieval, config_.answerer.device,
+        .most_given_up = decoder::MostGivenUp(retrieval, config_.scheduler.runner.device,
                                               std::numeric_limits<int64_t>::max()),
         .later = Later(),
         .still_allowed = &still_allowed_,
@@ -200,8 +203,8 @@ class OpenAiService final : public ApiService {
   }
 
   // For those who are told on a thread that must not wait; for as long as there is a pool.
-  RunLater Later() {
-    return [this](Turn turn, std::function<void()> task) {
+  serving::RunLater Later() {
+    return [this](serving::Turn turn, std::function<void()> task) {
       absl::MutexLock lock(&later_mu_);
       if (later_ != nullptr) later_->Continue(std::move(turn), std::move(task));
       return later_ != nullptr;
@@ -365,7 +368,7 @@ class OpenAiService final : public ApiService {
     if (pattern == "/") return SendPage(*reply);
     if (absl::StartsWith(pattern, "/health")) {
       return reply->Send(200, kJson,
-                         DumpJson(json{{"status", "ok"}, {"waiting", answerer_->waiting()}}));
+                         DumpJson(json{{"status", "ok"}, {"waiting", scheduler_->waiting()}}));
     }
     if (pattern == "/ready") {
       const bool ready = config_.ready == nullptr || config_.ready();
@@ -465,11 +468,11 @@ class OpenAiService final : public ApiService {
                     .clients_slow = http.slow,
                     .bytes_held = http.held_bytes,
                     .bytes_refused = http.refused_bytes,
-                    .answers_waiting = answerer_->waiting(),
-                    .answers_running = answerer_->answering(),
+                    .answers_waiting = scheduler_->waiting(),
+                    .answers_running = scheduler_->answering(),
                     .documents_waiting = documents_ ? documents_->queued() : 0,
-                    .sequences_in_memory = answerer_->conversations().in_memory,
-                    .sequences_in_files = answerer_->conversations().in_files},
+                    .sequences_in_memory = scheduler_->prefixes().in_memory(),
+                    .sequences_in_files = scheduler_->prefixes().in_files()},
                    config_.more_metrics ? config_.more_metrics() : std::vector<MetricFamily>()));
     return absl::OkStatus();
   }
@@ -541,17 +544,17 @@ class OpenAiService final : public ApiService {
   const std::shared_ptr<library::LoadedModel> model_;
   const std::shared_ptr<library::StoreAccess> store_;
   kvstore::Admission admission_;
-  StillAllowed still_allowed_;
-  std::unique_ptr<ChatTemplate> chat_;
+  serving::StillAllowed still_allowed_;
+  std::unique_ptr<serving::ChatTemplate> chat_;
   std::atomic<bool> listening_{false};
   std::unique_ptr<HttpServer> http_;  // outlives the replies that the others hold
   std::unique_ptr<Brings> brings_;    // null: there is no store
-  std::unique_ptr<Answerer> answerer_;
-  std::unique_ptr<Documents> documents_;  // null: there is no store
+  std::unique_ptr<serving::Scheduler> scheduler_;
+  std::unique_ptr<serving::Documents> documents_;  // null: there is no store
   std::unique_ptr<CompletionsApi> completions_;
-  std::unique_ptr<TurnPool> prepare_;
+  std::unique_ptr<serving::TurnPool> prepare_;
   absl::Mutex later_mu_;
-  TurnPool* later_ ABSL_GUARDED_BY(later_mu_) = nullptr;  // prepare_, until it ends
+  serving::TurnPool* later_ ABSL_GUARDED_BY(later_mu_) = nullptr;  // prepare_, until it ends
 };
 
 }  // namespace

@@ -21,12 +21,12 @@
 
 #include "absl/status/statusor.h"
 #include "common/metrics.h"
-#include "http_api/answerer.h"
-#include "http_api/chat_template.h"
-#include "http_api/documents.h"
 #include "http_api/http_server.h"
 #include "library/loaded_model.h"
 #include "library/store_access.h"
+#include "serving/chat_template.h"
+#include "serving/documents.h"
+#include "serving/scheduler.h"
 
 namespace carrel::kvstore {
 class Access;
@@ -41,8 +41,8 @@ namespace carrel::http_api {
 
 struct ApiConfig {
   HttpServerConfig http;
-  AnswererConfig answerer;
-  DocumentsConfig documents;
+  serving::SchedulerConfig scheduler;
+  serving::DocumentsConfig documents;
   int64_t max_document_bytes = int64_t{16} << 20;
   std::string model_name;                   // as clients call it
   std::string model_path;                   // for its chat template

@@ -146,7 +146,7 @@ absl::Status ReadMessage(const json& given, const std::string& path, CompletionR
   if (!given.is_object()) return Bad(path, given, "an object with role and content");
   RETURN_IF_ERROR(CheckFields(RequestKind::kMessage, given, "messages.", request.ignored));
   const Reader fields(given, absl::StrCat(path, "."));
-  Message& message = request.messages.emplace_back();
+  serving::Message& message = request.messages.emplace_back();
   RETURN_IF_ERROR(fields.Text("role", kLongestRole, message.role));
   if (message.role.empty()) {
     return Bad(fields.Path("role"), given.contains("role") ? given["role"] : json(),
@@ -223,7 +223,7 @@ absl::StatusOr<json> ReadArguments(const Reader& body, CompletionRequest& reques
 
 absl::Status ReadChatOptions(const Reader& body, CompletionRequest& request) {
   ASSIGN_OR_RETURN(const json arguments, ReadArguments(body, request));
-  ChatOptions& options = request.chat;
+  serving::ChatOptions& options = request.chat;
   options.arguments = DumpJson(arguments);
   RETURN_IF_ERROR(body.Bool("add_generation_prompt", options.begin_answer));
   RETURN_IF_ERROR(body.Bool("continue_final_message", options.continue_last));
@@ -313,9 +313,9 @@ json UsageOf(const Usage& usage) {
           {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}}};
 }
 
-json SourcesOf(const std::vector<AnswerSource>& sources) {
+json SourcesOf(const std::vector<serving::AnswerSource>& sources) {
   json list = json::array();
-  for (const AnswerSource& source : sources) {
+  for (const serving::AnswerSource& source : sources) {
     list.push_back({{"text", source.text},
                     {"share", source.share},
                     {"bytes", {source.begin, source.end}},
@@ -412,7 +412,7 @@ std::optional<CompletionRequest> DocumentPart(const CompletionRequest& request) 
     return part;
   }
   size_t all = 0, at = 0;
-  for (const Message& message : part.messages) all += message.content.size();
+  for (const serving::Message& message : part.messages) all += message.content.size();
   while (2 * part.messages[at].content.size() < all && at + 1 < part.messages.size()) ++at;
   if (at + 1 == part.messages.size() && !cut(part.messages[at].content)) return std::nullopt;
   part.messages.resize(at + 1);
@@ -456,35 +456,5 @@ std::string UsageEvent(const CompletionHead& head, const Usage& usage) {
   event["usage"] = UsageOf(usage);
   return Event(event);
 }
-
-std::string StopFilter::Push(absl::string_view piece) {
-  if (stopped_) return "";
-  absl::StrAppend(&held_, piece);
-  // The one that is whole first, however the text came.
-  size_t first = std::string::npos, end = std::string::npos;
-  for (const std::string& stop : stops_) {
-    const size_t at = held_.find(stop);
-    if (at == std::string::npos) continue;
-    if (at + stop.size() < end || (at + stop.size() == end && at < first)) {
-      first = at;
-      end = at + stop.size();
-    }
-  }
-  if (first != std::string::npos) {
-    stopped_ = true;
-    return std::exchange(held_, "").substr(0, first);
-  }
-  size_t keep = 0;  // bytes at the end that a stop text may begin with
-  for (const std::string& stop : stops_) {
-    for (size_t n = std::min(held_.size(), stop.size() - 1); n > keep; --n) {
-      if (held_.compare(held_.size() - n, n, stop, 0, n) == 0) keep = n;
-    }
-  }
-  std::string out = held_.substr(0, held_.size() - keep);
-  held_.erase(0, out.size());
-  return out;
-}
-
-std::string StopFilter::Finish() { return stopped_ ? "" : std::exchange(held_, ""); }
 
 }  // namespace carrel::http_api

@@ -12,9 +12,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "decoder/sampler.h"
-#include "http_api/answerer.h"
 #include "http_api/api_error.h"
-#include "http_api/chat_template.h"
+#include "serving/answer_job.h"
+#include "serving/chat_template.h"
 
 namespace carrel::http_api {
 
@@ -32,10 +32,10 @@ struct CompletionRequest {
   static constexpr int64_t kMaxTokens = 1 << 20;
   static constexpr size_t kMaxName = 256;  // bytes of model and context
 
-  std::string model;              // as the client calls it
-  std::string context;            // of "context", or behind the @ of "model"; empty: none
-  std::vector<Message> messages;  // of a chat
-  ChatOptions chat;
+  std::string model;                       // as the client calls it
+  std::string context;                     // of "context", or behind the @ of "model"; empty: none
+  std::vector<serving::Message> messages;  // of a chat
+  serving::ChatOptions chat;
   // Fields of it that the template gets, as the request says them and as the template does.
   std::vector<std::pair<std::string, std::string>> template_fields;
   std::string prompt;         // otherwise
@@ -72,7 +72,7 @@ struct Figures {
   std::string plan;      // how they were attended to (decoder::WayName); empty: nothing was planned
   double prompt_ms = 0, ms_per_token = 0;
   bool with_sources = false;  // they were asked for
-  std::vector<AnswerSource> sources;
+  std::vector<serving::AnswerSource> sources;
   decoder::SamplingConfig sampling;  // as it was
   std::vector<std::string> advised;  // names of it that the model's makers said, not the client
   std::vector<std::string> ignored;  // fields of the request that had no effect
@@ -98,19 +98,5 @@ std::string FinishEvent(const CompletionHead& head, const std::string& finish,
                         const Figures& figures);
 std::string UsageEvent(const CompletionHead& head, const Usage& usage);
 inline constexpr char kDoneEvent[] = "data: [DONE]\n\n";
-
-// Hands out text as soon as it cannot be part of a stop text, and nothing of it or behind it.
-class StopFilter {
- public:
-  explicit StopFilter(std::vector<std::string> stops) : stops_(std::move(stops)) {}
-  std::string Push(absl::string_view piece);
-  std::string Finish();  // what was held back
-  bool stopped() const { return stopped_; }
-
- private:
-  const std::vector<std::string> stops_;
-  std::string held_;
-  bool stopped_ = false;
-};
 
 }  // namespace carrel::http_api

@@ -18,16 +18,16 @@
 #include "common/steady_time.h"
 #include "http_api/api_error.h"
 #include "http_api/contexts_api.h"
-#include "http_api/known_prefixes.h"
 #include "kvstore/access/access.h"
 #include "kvstore/access/kept_name.h"
 #include "kvstore/service/context_client.h"
+#include "serving/prefix_cache.h"
 
 namespace carrel::http_api {
 namespace {
 
 // The first tokens of the prompt are those of a context, which has their rows.
-void TakeFront(AnswerJob& job, size_t tokens) {
+void TakeFront(serving::AnswerJob& job, size_t tokens) {
   const auto end = job.prompt.begin() + static_cast<std::ptrdiff_t>(tokens);
   job.history.assign(job.prompt.begin(), end);
   job.prompt.erase(job.prompt.begin(), end);
@@ -80,31 +80,31 @@ absl::Status CompletionsApi::Handle(bool chat, const HttpRequest& http,
   }
   const absl::Status missing = WithParam(found.status(), "context");
   if (asked.who != nullptr && !asked.who->Sees(request.context)) return missing;
-  const absl::StatusOr<Document> document = parts_.documents->Get(request.context);
+  const absl::StatusOr<serving::Document> document = parts_.documents->Get(request.context);
   if (!document.ok()) return missing;
-  if (document->state == DocumentState::kReady) {  // by now
+  if (document->state == serving::DocumentState::kReady) {  // by now
     return Answer(asked, {document->content_id, document->tokens});
   }
-  if (document->state == DocumentState::kFailed) {
+  if (document->state == serving::DocumentState::kFailed) {
     return WithParam(
         absl::FailedPreconditionError(absl::StrCat(
             "context \"", document->name, "\" could not be read: ", document->error.message())),
         "context");
   }
-  if (request.wait_s == 0) return WithParam(BeingRead(*document), "context");
+  if (request.wait_s == 0) return WithParam(serving::BeingRead(*document), "context");
   return Wait(asked, *document);
 }
 
 // The answer begins when the document is there, on another thread: watchers must not take long.
-absl::Status CompletionsApi::Wait(const Asked& asked, const Document& now) {
+absl::Status CompletionsApi::Wait(const Asked& asked, const serving::Document& now) {
   const absl::Time until = SteadyNow() + absl::Seconds(asked.request.wait_s);
-  return parts_.documents->Watch(now.name, [this, asked, until](const Document& document) {
+  return parts_.documents->Watch(now.name, [this, asked, until](const serving::Document& document) {
     Answering& answering = *asked.answering;
-    if (document.state == DocumentState::kFailed) {
+    if (document.state == serving::DocumentState::kFailed) {
       answering.Failed(document.error);
       return false;
     }
-    if (document.state == DocumentState::kReady) {
+    if (document.state == serving::DocumentState::kReady) {
       const Found found = {document.content_id, document.tokens};
       const bool begun = parts_.later(asked.visit->turn(), [this, asked, found] {
         const absl::Status status = Answer(asked, found);
@@ -116,7 +116,7 @@ absl::Status CompletionsApi::Wait(const Asked& asked, const Document& now) {
       return false;
     }
     if (SteadyNow() > until) {
-      answering.Failed(WithParam(BeingRead(document), "context"));
+      answering.Failed(WithParam(serving::BeingRead(document), "context"));
       return false;
     }
     answering.Waits(document);
@@ -205,7 +205,7 @@ absl::Status CompletionsApi::CheckLength(const Asked& asked, int64_t document,
 }
 
 // As the request says; what it does not say, as the model's makers advise; else at temperature 1.
-void CompletionsApi::SetSampling(const Asked& asked, AnswerJob& job) const {
+void CompletionsApi::SetSampling(const Asked& asked, serving::AnswerJob& job) const {
   const RequestedSampling& wanted = asked.request.sampling;
   const model::GenerationDefaults& advice = parts_.model->checkpoint().generation_defaults;
   decoder::SamplingConfig& sampling = job.sampling;
@@ -236,13 +236,13 @@ size_t CompletionsApi::DocumentTokens(const Asked& asked, const std::vector<Toke
   if (!document.has_value()) return 0;
   const absl::StatusOr<model::Seam> part = TokensOf(asked.chat, *document, "");
   if (!part.ok()) return 0;
-  const size_t same = CommonPrefix(part->tokens, prompt);
+  const size_t same = serving::CommonPrefix(part->tokens, prompt);
   return same >= least && same < prompt.size() ? same : 0;
 }
 
 absl::Status CompletionsApi::Answer(const Asked& asked, const Found& found) {
   const CompletionRequest& request = asked.request;
-  AnswerJob job;
+  serving::AnswerJob job;
   job.context = request.context;
   job.content_id = found.content_id;
   ASSIGN_OR_RETURN(model::Seam seam, TokensOf(asked.chat, request, job.content_id));
@@ -258,7 +258,9 @@ absl::Status CompletionsApi::Answer(const Asked& asked, const Found& found) {
   const std::shared_ptr<Answering>& answering = asked.answering;
   job.wanted = [answering] { return answering->Wanted(); };
   job.on_text = [answering](const std::string& piece) { return answering->Push(piece); };
-  job.done = [answering](const absl::StatusOr<AnswerJob::Done>& done) { answering->Done(done); };
+  job.done = [answering](const absl::StatusOr<serving::AnswerJob::Done>& done) {
+    answering->Done(done);
+  };
   if (job.context.empty() && parts_.documents != nullptr) {
     auto known =
         parts_.documents->Recognise(job.prompt, parts_.most_given_up, SeenBy(asked.who.get()));
@@ -282,17 +284,19 @@ absl::Status CompletionsApi::Answer(const Asked& asked, const Found& found) {
   }
   answering->SetPrompt(job.context, request.context.empty() && !job.context.empty(),
                        static_cast<int64_t>(job.prompt.size()));
-  return parts_.answerer->Submit(std::move(job));
+  return parts_.scheduler->Submit(std::move(job));
 }
 
 // The first `keep` tokens of the prompt become a context of its own, and the answer comes from there. Not OK: why
 // that cannot be; nothing was done, and it is answered without.
-absl::Status CompletionsApi::AnswerFromKept(const Asked& asked, const AnswerJob& job, size_t keep) {
+absl::Status CompletionsApi::AnswerFromKept(const Asked& asked, const serving::AnswerJob& job,
+                                            size_t keep) {
   const std::vector<TokenId> document(job.prompt.begin(),
                                       job.prompt.begin() + static_cast<std::ptrdiff_t>(keep));
   kvstore::Principal* const who = asked.who.get();
-  const std::string name = kvstore::KeptName(who == nullptr ? "" : who->prefix(),
-                                             who == nullptr ? "" : who->name(), DigestOf(document));
+  const std::string name =
+      kvstore::KeptName(who == nullptr ? "" : who->prefix(), who == nullptr ? "" : who->name(),
+                        serving::DigestOf(document));
   if (who != nullptr) {
     RETURN_IF_ERROR(who->Check(kvstore::Right::kImport));
     if (!who->Sees(name)) {
@@ -304,33 +308,33 @@ absl::Status CompletionsApi::AnswerFromKept(const Asked& asked, const AnswerJob&
                    TakePlace(*parts_.documents, parts_.model->checkpoint(), name,
                              static_cast<int64_t>(keep), who));
   ASSIGN_OR_RETURN(
-      const Documents::Added added,
+      const serving::Documents::Added added,
       parts_.documents->Keep(name, document, BroughtBy(asked.visit, std::move(place))));
-  return parts_.documents->Watch(
-      added.document.name, [this, answering = asked.answering, keep, job](const Document& now) {
-        if (now.state == DocumentState::kReady) {
-          AnswerJob rest = job;
-          rest.context = now.name;
-          rest.content_id = now.content_id;
-          TakeFront(rest, keep);
-          answering->SetPrompt(rest.context, /*recognised=*/true,
-                               static_cast<int64_t>(rest.prompt.size()));
-          Submit(std::move(rest), *answering);
-          return false;
-        }
-        if (now.state == DocumentState::kFailed) {
-          answering->NotKept(std::string(now.error.message()));
-          answering->SetPrompt("", false, static_cast<int64_t>(job.prompt.size()));
-          Submit(job, *answering);
-          return false;
-        }
-        answering->Waits(now);
-        return answering->Wanted();
-      });
+  return parts_.documents->Watch(added.document.name, [this, answering = asked.answering, keep,
+                                                       job](const serving::Document& now) {
+    if (now.state == serving::DocumentState::kReady) {
+      serving::AnswerJob rest = job;
+      rest.context = now.name;
+      rest.content_id = now.content_id;
+      TakeFront(rest, keep);
+      answering->SetPrompt(rest.context, /*recognised=*/true,
+                           static_cast<int64_t>(rest.prompt.size()));
+      Submit(std::move(rest), *answering);
+      return false;
+    }
+    if (now.state == serving::DocumentState::kFailed) {
+      answering->NotKept(std::string(now.error.message()));
+      answering->SetPrompt("", false, static_cast<int64_t>(job.prompt.size()));
+      Submit(job, *answering);
+      return false;
+    }
+    answering->Waits(now);
+    return answering->Wanted();
+  });
 }
 
-void CompletionsApi::Submit(AnswerJob job, Answering& answering) {
-  if (const absl::Status status = parts_.answerer->Submit(std::move(job)); !status.ok()) {
+void CompletionsApi::Submit(serving::AnswerJob job, Answering& answering) {
+  if (const absl::Status status = parts_.scheduler->Submit(std::move(job)); !status.ok()) {
     answering.Failed(status);
   }
 }

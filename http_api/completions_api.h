@@ -6,7 +6,7 @@
 //         A context that comes from elsewhere is always waited for: a stream tells how far it is, in comments.
 // Kept:   what is kept belongs to who said it (kvstore/access/kept_name.h); name, right and quota are decided before
 //         anything is done. What could not be kept is said in the answer (carrel.not_kept) and in the log.
-// Errors: as completion.h, chat_template.h and answerer.h; InvalidArgument with the code context_length_exceeded.
+// Errors: as completion.h, chat_template.h and scheduler.h; InvalidArgument with the code context_length_exceeded.
 // Threads: any; a call blocks for as long as template and tokenizer take.
 // Ownership: keeps what Parts points to, which outlives this and the answers on their way; this outlives those.
 #pragma once
@@ -17,20 +17,20 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "http_api/answerer.h"
 #include "http_api/answering.h"
 #include "http_api/brings.h"
-#include "http_api/chat_template.h"
 #include "http_api/completion.h"
-#include "http_api/documents.h"
 #include "http_api/http_server.h"
-#include "http_api/still_allowed.h"
-#include "http_api/turn_pool.h"
 #include "kvstore/access/admission.h"
 #include "library/document_ends.h"
 #include "library/loaded_model.h"
 #include "library/store_access.h"
 #include "model/tokenizer/seam.h"
+#include "serving/chat_template.h"
+#include "serving/documents.h"
+#include "serving/scheduler.h"
+#include "serving/still_allowed.h"
+#include "serving/turn_pool.h"
 
 namespace carrel::http_api {
 
@@ -39,16 +39,16 @@ class CompletionsApi {
   struct Parts {
     const library::LoadedModel* model;
     library::StoreAccess* store;  // null: there are no contexts
-    ChatTemplate* chat;           // null: chat_missing says why
+    serving::ChatTemplate* chat;  // null: chat_missing says why
     absl::Status chat_missing;
-    Answerer* answerer;
-    Documents* documents;  // null likewise
+    serving::Scheduler* scheduler;
+    serving::Documents* documents;  // null likewise
     std::string model_name;
     int64_t keep = 0, keep_tokens = 0;  // as DocumentsConfig
     bool beyond_trained = false;        // positions may exceed what the model was trained for
     int64_t most_given_up = 0;          // of a long context (decoder::MostGivenUp)
-    RunLater later;
-    StillAllowed* still_allowed;
+    serving::RunLater later;
+    serving::StillAllowed* still_allowed;
     Brings* brings;  // null: there are no contexts
   };
   explicit CompletionsApi(Parts parts);
@@ -67,16 +67,16 @@ class CompletionsApi {
 
   absl::Status CheckModel(const std::string& model) const;
   absl::StatusOr<Found> FindContext(const std::string& name, kvstore::Principal* who) const;
-  absl::Status Wait(const Asked& asked, const Document& now);
+  absl::Status Wait(const Asked& asked, const serving::Document& now);
   absl::Status Answer(const Asked& asked, const Found& found);
   void BringAndAnswer(const Asked& asked, const Found& found);
   absl::StatusOr<model::Seam> TokensOf(bool chat, const CompletionRequest& request,
                                        const std::string& content_id);
   absl::Status CheckLength(const Asked& asked, int64_t document, int64_t prompt) const;
-  void SetSampling(const Asked& asked, AnswerJob& job) const;
+  void SetSampling(const Asked& asked, serving::AnswerJob& job) const;
   size_t DocumentTokens(const Asked& asked, const std::vector<TokenId>& prompt);
-  absl::Status AnswerFromKept(const Asked& asked, const AnswerJob& job, size_t keep);
-  void Submit(AnswerJob job, Answering& answering);
+  absl::Status AnswerFromKept(const Asked& asked, const serving::AnswerJob& job, size_t keep);
+  void Submit(serving::AnswerJob job, Answering& answering);
   std::string NewId(bool chat);
 
   const Parts parts_;

@@ -24,21 +24,21 @@ using nlohmann::json;
 
 constexpr char kJson[] = "application/json";
 
-const char* NameOf(DocumentState state) {
+const char* NameOf(serving::DocumentState state) {
   switch (state) {
-    case DocumentState::kQueued:
+    case serving::DocumentState::kQueued:
       return "queued";
-    case DocumentState::kPrefilling:
+    case serving::DocumentState::kPrefilling:
       return "prefilling";
-    case DocumentState::kReady:
+    case serving::DocumentState::kReady:
       return "ready";
-    case DocumentState::kFailed:
+    case serving::DocumentState::kFailed:
       return "failed";
   }
   return "";
 }
 
-json JsonOf(const Document& document) {
+json JsonOf(const serving::Document& document) {
   json value = {{"object", "context"},
                 {"name", document.name},
                 {"state", NameOf(document.state)},
@@ -50,14 +50,14 @@ json JsonOf(const Document& document) {
                 {"created", document.created_unix_s},
                 {"usable", document.usable},
                 {"resident", document.resident}};
-  if (document.state == DocumentState::kPrefilling) value["where"] = document.where;
-  if (document.state == DocumentState::kFailed) {
+  if (document.state == serving::DocumentState::kPrefilling) value["where"] = document.where;
+  if (document.state == serving::DocumentState::kFailed) {
     value["error"] = JsonOfError(document.error);
   }
   return value;
 }
 
-std::string EventOf(const Document& document) {
+std::string EventOf(const serving::Document& document) {
   return absl::StrCat("data: ", DumpJson(JsonOf(document)), "\n\n");
 }
 
@@ -134,7 +134,7 @@ class EventStream {
   EventStream(std::shared_ptr<HttpReply> reply, std::shared_ptr<kvstore::Visit> visit)
       : reply_(std::move(reply)), visit_(std::move(visit)) {}
 
-  bool Tell(const Document& document) {
+  bool Tell(const serving::Document& document) {
     absl::MutexLock lock(&mu_);
     if (over_) return false;
     Begin();
@@ -142,7 +142,8 @@ class EventStream {
       reply_->Write(event);
       told_ = event;
     }
-    if (document.state == DocumentState::kReady || document.state == DocumentState::kFailed) {
+    if (document.state == serving::DocumentState::kReady ||
+        document.state == serving::DocumentState::kFailed) {
       reply_->Write(kDoneEvent);
       End();
     }
@@ -180,7 +181,7 @@ class EventStream {
 
 }  // namespace
 
-Documents::Sees SeenBy(kvstore::Principal* who) {
+serving::Documents::Sees SeenBy(kvstore::Principal* who) {
   return [who](const std::string& name) { return who == nullptr || who->Sees(name); };
 }
 
@@ -191,9 +192,9 @@ absl::Status MayBring(const kvstore::Principal& who, const std::string& name) {
       absl::StrCat("key ", who.name(), " may not add context ", name, " any more"));
 }
 
-Documents::Bringer BroughtBy(const std::shared_ptr<kvstore::Visit>& visit,
-                             std::shared_ptr<void> place) {
-  Documents::Bringer by;
+serving::Documents::Bringer BroughtBy(const std::shared_ptr<kvstore::Visit>& visit,
+                                      std::shared_ptr<void> place) {
+  serving::Documents::Bringer by;
   by.sees = [who = visit->shared_principal()](const std::string& name) { return who->Sees(name); };
   by.place = std::move(place);
   if (!visit->of_keys()) return by;  // nothing can be withdrawn
@@ -217,7 +218,7 @@ absl::Status ContextsApi::Handle(const HttpRequest& request, const HttpRoute& ro
   if (pattern == kTarget && method == "POST") return Create(request, visit, *reply);
   if (pattern == kTarget) return SendAll(visit->principal(), *reply);
   if (absl::EndsWith(pattern, "/warm")) return Warm(request.at.query, visit, reply);
-  const absl::StatusOr<Document> document = documents->Get(visit->lookup_name());
+  const absl::StatusOr<serving::Document> document = documents->Get(visit->lookup_name());
   RETURN_IF_ERROR(visit->Told(document.status()));
   if (absl::EndsWith(pattern, "/events")) {
     const auto stream = std::make_shared<EventStream>(reply, visit);
@@ -225,7 +226,8 @@ absl::Status ContextsApi::Handle(const HttpRequest& request, const HttpRoute& ro
       const auto held = weak.lock();
       return held != nullptr && held->LookAgain();
     });
-    return documents->Watch(name, [stream](const Document& now) { return stream->Tell(now); });
+    return documents->Watch(name,
+                            [stream](const serving::Document& now) { return stream->Tell(now); });
   }
   if (absl::EndsWith(pattern, "/text"))
     return AnswerText(*document, request.at.query, visit, reply);
@@ -242,16 +244,16 @@ absl::Status ContextsApi::Handle(const HttpRequest& request, const HttpRoute& ro
 }
 
 absl::Status ContextsApi::SendAll(const kvstore::Principal& who, HttpReply& reply) const {
-  ASSIGN_OR_RETURN(const std::vector<Document> all, documents->List());
+  ASSIGN_OR_RETURN(const std::vector<serving::Document> all, documents->List());
   json data = json::array();
-  for (const Document& document : all) {
+  for (const serving::Document& document : all) {
     if (who.Sees(document.name)) data.push_back(JsonOf(document));
   }
   reply.Send(200, kJson, DumpJson(json{{"object", "list"}, {"data", std::move(data)}}));
   return absl::OkStatus();
 }
 
-absl::Status ContextsApi::SendText(const Document& document, const kvstore::Visit& visit,
+absl::Status ContextsApi::SendText(const serving::Document& document, const kvstore::Visit& visit,
                                    HttpReply& reply) const {
   const absl::StatusOr<std::string> text = TextOf(document);
   visit.Log("tokens", text.status(), {document.content_id, document.tokens, document.bytes});
@@ -260,7 +262,7 @@ absl::Status ContextsApi::SendText(const Document& document, const kvstore::Visi
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> ContextsApi::TextOf(const Document& document) const {
+absl::StatusOr<std::string> ContextsApi::TextOf(const serving::Document& document) const {
   if (!document.usable) {
     return absl::FailedPreconditionError(absl::StrCat(
         "context \"", document.name,
@@ -278,7 +280,7 @@ absl::StatusOr<std::string> ContextsApi::TextOf(const Document& document) const 
   return text.text();
 }
 
-void ContextsApi::BringAndSendText(const Document& document,
+void ContextsApi::BringAndSendText(const serving::Document& document,
                                    const std::shared_ptr<kvstore::Visit>& visit,
                                    const std::shared_ptr<HttpReply>& reply) const {
   brings->Bring(document.name,
@@ -307,9 +309,9 @@ absl::Status ContextsApi::Warm(const std::string& query,
   const auto answer =
       std::make_shared<WarmAnswer>(reply, visit, name, SteadyNow() + absl::Seconds(seconds));
   if (!store->brings()) {
-    const absl::StatusOr<Document> document = documents->Get(name);
+    const absl::StatusOr<serving::Document> document = documents->Get(name);
     RETURN_IF_ERROR(visit->Told(document.status()));
-    if (document->state != DocumentState::kReady) return BeingRead(*document);
+    if (document->state != serving::DocumentState::kReady) return serving::BeingRead(*document);
     answer->End(absl::OkStatus());
     return absl::OkStatus();
   }
@@ -322,17 +324,17 @@ absl::Status ContextsApi::Warm(const std::string& query,
   return absl::OkStatus();
 }
 
-absl::Status ContextsApi::AnswerText(const Document& document, const std::string& query,
+absl::Status ContextsApi::AnswerText(const serving::Document& document, const std::string& query,
                                      const std::shared_ptr<kvstore::Visit>& visit,
                                      const std::shared_ptr<HttpReply>& reply) const {
   ASSIGN_OR_RETURN(const double seconds, WaitOf(query));
-  if (document.state == DocumentState::kReady && store->brings()) {
+  if (document.state == serving::DocumentState::kReady && store->brings()) {
     BringAndSendText(document, visit, reply);
     return absl::OkStatus();
   }
-  if (document.state == DocumentState::kReady) return SendText(document, *visit, *reply);
-  if (document.state == DocumentState::kFailed) return document.error;
-  if (seconds == 0) return BeingRead(document);
+  if (document.state == serving::DocumentState::kReady) return SendText(document, *visit, *reply);
+  if (document.state == serving::DocumentState::kFailed) return document.error;
+  if (seconds == 0) return serving::BeingRead(document);
   const absl::Time until = SteadyNow() + absl::Seconds(seconds);
   // The first answer is the one: what comes later is not sent.
   still_allowed->Watch([weak = std::weak_ptr<HttpReply>(reply), visit] {
@@ -342,29 +344,30 @@ absl::Status ContextsApi::AnswerText(const Document& document, const std::string
     if (!still.ok()) SendError(*held, still);
     return still.ok();
   });
-  return documents->Watch(document.name, [api = *this, visit, reply, until](const Document& now) {
-    if (now.state == DocumentState::kReady) {
-      const bool begun = api.later(visit->turn(), [api, visit, reply, now] {
-        absl::Status sent = visit->StillAllowed();
-        if (sent.ok()) sent = api.SendText(now, *visit, *reply);
-        if (!sent.ok()) SendError(*reply, sent);
-      });
-      if (!begun) {
-        SendError(*reply, absl::UnavailableError("the server is stopping"));
-      }
-    } else if (now.state == DocumentState::kFailed) {
-      SendError(*reply, now.error);
-    } else if (SteadyNow() > until) {
-      SendError(*reply, BeingRead(now));
-    } else {
-      return !reply->gone();
-    }
-    return false;
-  });
+  return documents->Watch(document.name,
+                          [api = *this, visit, reply, until](const serving::Document& now) {
+                            if (now.state == serving::DocumentState::kReady) {
+                              const bool begun = api.later(visit->turn(), [api, visit, reply, now] {
+                                absl::Status sent = visit->StillAllowed();
+                                if (sent.ok()) sent = api.SendText(now, *visit, *reply);
+                                if (!sent.ok()) SendError(*reply, sent);
+                              });
+                              if (!begun) {
+                                SendError(*reply, absl::UnavailableError("the server is stopping"));
+                              }
+                            } else if (now.state == serving::DocumentState::kFailed) {
+                              SendError(*reply, now.error);
+                            } else if (SteadyNow() > until) {
+                              SendError(*reply, serving::BeingRead(now));
+                            } else {
+                              return !reply->gone();
+                            }
+                            return false;
+                          });
 }
 
 // A name that the caller would not see afterwards is refused before anybody looks whether it is taken.
-absl::StatusOr<std::shared_ptr<void>> TakePlace(Documents& documents,
+absl::StatusOr<std::shared_ptr<void>> TakePlace(serving::Documents& documents,
                                                 const model::Checkpoint& checkpoint,
                                                 const std::string& name, int64_t tokens,
                                                 kvstore::Principal* who) {
@@ -412,7 +415,7 @@ absl::Status ContextsApi::Create(const HttpRequest& request,
       std::shared_ptr<void> place,
       TakePlace(*documents, *checkpoint, given.name, static_cast<int64_t>(tokens->size()), who));
   const auto count = static_cast<int64_t>(tokens->size());
-  const absl::StatusOr<Documents::Added> added =
+  const absl::StatusOr<serving::Documents::Added> added =
       documents->Add(given.name, *std::move(tokens), BroughtBy(visit, std::move(place)));
   visit->Log("import", added.status(), {.tokens = count});
   RETURN_IF_ERROR(added.status());

@@ -21,28 +21,28 @@
 
 #include "absl/status/status.h"
 #include "http_api/brings.h"
-#include "http_api/chat_template.h"
-#include "http_api/documents.h"
 #include "http_api/http_message.h"
 #include "http_api/http_server.h"
-#include "http_api/still_allowed.h"
-#include "http_api/turn_pool.h"
 #include "kvstore/access/admission.h"
 #include "library/store_access.h"
 #include "model/checkpoint.h"
+#include "serving/chat_template.h"
+#include "serving/documents.h"
+#include "serving/still_allowed.h"
+#include "serving/turn_pool.h"
 
 namespace carrel::http_api {
 
 struct ContextsApi {
   static constexpr char kTarget[] = "/v1/contexts";
 
-  Documents* documents;  // null: there is no store
+  serving::Documents* documents;  // null: there is no store
   const model::Checkpoint* checkpoint;
   library::StoreAccess* store;  // null likewise
-  ChatTemplate* chat;           // null: the model knows none
+  serving::ChatTemplate* chat;  // null: the model knows none
   int64_t max_text_bytes;
-  RunLater later;
-  StillAllowed* still_allowed;
+  serving::RunLater later;
+  serving::StillAllowed* still_allowed;
   Brings* brings;  // null likewise
 
   // Of a visit that may make this call; name: what the route's {} stands for.
@@ -54,32 +54,33 @@ struct ContextsApi {
   absl::Status Create(const HttpRequest& request, const std::shared_ptr<kvstore::Visit>& visit,
                       HttpReply& reply) const;
   absl::Status SendAll(const kvstore::Principal& who, HttpReply& reply) const;
-  absl::StatusOr<std::string> TextOf(const Document& document) const;
-  absl::Status SendText(const Document& document, const kvstore::Visit& visit,
+  absl::StatusOr<std::string> TextOf(const serving::Document& document) const;
+  absl::Status SendText(const serving::Document& document, const kvstore::Visit& visit,
                         HttpReply& reply) const;
   absl::Status Warm(const std::string& query, const std::shared_ptr<kvstore::Visit>& visit,
                     const std::shared_ptr<HttpReply>& reply) const;
   // Once its context is here.
-  void BringAndSendText(const Document& document, const std::shared_ptr<kvstore::Visit>& visit,
+  void BringAndSendText(const serving::Document& document,
+                        const std::shared_ptr<kvstore::Visit>& visit,
                         const std::shared_ptr<HttpReply>& reply) const;
-  absl::Status AnswerText(const Document& document, const std::string& query,
+  absl::Status AnswerText(const serving::Document& document, const std::string& query,
                           const std::shared_ptr<kvstore::Visit>& visit,
                           const std::shared_ptr<HttpReply>& reply) const;
 };
 
 // Whether the caller may add a context of this name, which he is to see afterwards, and its place in his tenant's
 // quota (Documents::Add); null: there is none.
-absl::StatusOr<std::shared_ptr<void>> TakePlace(Documents& documents,
+absl::StatusOr<std::shared_ptr<void>> TakePlace(serving::Documents& documents,
                                                 const model::Checkpoint& checkpoint,
                                                 const std::string& name, int64_t tokens,
                                                 kvstore::Principal* who);
 
 // Whether the caller sees a context; who: null: all.
-Documents::Sees SeenBy(kvstore::Principal* who);
+serving::Documents::Sees SeenBy(kvstore::Principal* who);
 
 // The caller, as who brings a document: for as long as the visit is allowed, and he may add a context of the name.
-Documents::Bringer BroughtBy(const std::shared_ptr<kvstore::Visit>& visit,
-                             std::shared_ptr<void> place);
+serving::Documents::Bringer BroughtBy(const std::shared_ptr<kvstore::Visit>& visit,
+                                      std::shared_ptr<void> place);
 // Whether a context of the name may still be made for him.
 absl::Status MayBring(const kvstore::Principal& who, const std::string& name);
 

@@ -82,7 +82,7 @@ struct PrefillConfig {
   // Drawn from the document when all is sealed, computed once more and compared (recheck.h), where
   // CanRecheck; 0: none.
   int64_t recheck_tokens = 16;
-  // What comes behind the document where somebody asks about it, in the model's chat template (http_api/
+  // What comes behind the document where somebody asks about it, in the model's chat template (serving/
   // chat_probe.h): fidelity is measured on it (model/tokenizer/probe.h). None: plain questions, where
   // the model has a tokenizer; empty: on the document's own queries alone. What does not fit behind it
   // is cut.

@@ -27,6 +27,7 @@
 #include "http_api/http_message.h"
 #include "kvstore/access/access.h"
 #include "nlohmann/json.hpp"
+#include "serving/stop_filter.h"
 #include "tests/fuzz/target.h"
 
 namespace carrel::fuzz {
@@ -50,7 +51,7 @@ void RunCompletion(absl::string_view bytes) {
   CARREL_FUZZ_CHECK(request->max_tokens >= 1 && request->stop.size() <= 16);
   CARREL_FUZZ_CHECK(request->model.size() <= 256 && request->context.size() <= 256);
   (void)DocumentPart(*request);
-  StopFilter filter(request->stop);
+  serving::StopFilter filter(request->stop);
   std::string out = filter.Push(request->prompt.substr(0, 1000));
   out += filter.Finish();
   CARREL_FUZZ_CHECK(ParseJson(CompletionJson({.chat = chat}, out, "stop", {}, {}), "ours").ok());
@@ -162,7 +163,7 @@ int TheService() {
     config.model_path = SourceFolder() + "/models/demo";
     config.http.listen = {"127.0.0.1:0"};
     config.access = kvstore::Access::Open(/*everything=*/false);
-    config.answerer.folder = config.documents.address.folder = Folder() + "/api/store";
+    config.scheduler.runner.folder = config.documents.address.folder = Folder() + "/api/store";
     config.documents.max_queued = 1;
     library::StoreAddress address;
     address.folder = Folder() + "/api/store";

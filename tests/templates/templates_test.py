@@ -43,7 +43,7 @@ class Child:
     """The program of carrel api that renders, started as carrel api starts it."""
 
     def __init__(self, template):
-        script = (ROOT / "http_api/render_chat.py").read_text()
+        script = (ROOT / "serving/render_chat.py").read_text()
         self.process = subprocess.Popen(["/usr/bin/python3", "-I", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.compiled = self.ask({"template": template, "max_bytes": 1 << 24, **TOKENS})
 

@@ -13,8 +13,9 @@ Violations CheckClocks(const Tree& tree) {
   static const std::regex set("(ToUnixSeconds\\()?(absl::Now\\(\\)|\\bsystem_clock\\b)");
   Violations violations;
   for (const TextFile& file : tree.files) {
-    if (!file.IsSource() || !absl::StartsWith(file.path, "http_api/") ||
-        absl::StrContains(file.path, "_test")) {
+    const bool serves =
+        absl::StartsWith(file.path, "http_api/") || absl::StartsWith(file.path, "serving/");
+    if (!file.IsSource() || !serves || absl::StrContains(file.path, "_test")) {
       continue;
     }
     const std::string code = CodeOnly(file.text);

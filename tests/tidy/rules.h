@@ -70,7 +70,7 @@ Violations CheckFlags(const Tree& tree);
 Violations CheckInnerBorders(const Tree& tree);
 
 // --- clocks.cc
-// http_api counts waits and times by SteadyNow(); absl::Now() stands in ToUnixSeconds(..) alone. Tests may.
+// http_api and serving count waits and times by SteadyNow(); absl::Now() stands in ToUnixSeconds(..) alone. Tests may.
 Violations CheckClocks(const Tree& tree);
 
 // --- json.cc

@@ -24,7 +24,7 @@
 #include "kvstore/access/audit_log.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/replica/residence_metrics.h"
-#include "serving/job_follower.h"
+#include "serving/jobs/job_follower.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/config_file.h"
 #include "tools/carrel/job_flags.h"
@@ -239,17 +239,17 @@ absl::Status Resolve(ApiFlags& flags) {
         "the contexts here are those of ", flags.replica.remote,
         ": carrel prefill --store s3://.. and carrel push bring one there, carrel rm removes it");
   }
-  absl::Duration& idle = config.answerer.sequences.idle;
+  absl::Duration& idle = config.scheduler.conversations.idle;
   if (!absl::ParseDuration(flags.idle_after, &idle) || idle < absl::Seconds(1)) {
     return absl::InvalidArgumentError(
         absl::StrCat("idle-after=", flags.idle_after, " is no duration of 1s or more"));
   }
-  config.answerer.retrieval = retrieval.config;
-  config.answerer.device = retrieval.device_config;
-  config.answerer.planned = retrieval.planned;
-  config.answerer.way = retrieval.way;
-  config.answerer.derived_weights = retrieval.weights == "derived";
-  config.answerer.folder = retrieval.store.folder;
+  config.scheduler.runner.retrieval = retrieval.config;
+  config.scheduler.runner.device = retrieval.device_config;
+  config.scheduler.runner.planned = retrieval.planned;
+  config.scheduler.runner.way = retrieval.way;
+  config.scheduler.runner.derived_weights = retrieval.weights == "derived";
+  config.scheduler.runner.folder = retrieval.store.folder;
   config.documents.address = retrieval.store;
   config.documents.on_gpu = retrieval.device_config.device == model::Device::kCuda;
   if (config.documents.keep > 0 && !config.documents.writable) {
@@ -318,13 +318,13 @@ absl::Status RunApi(ApiFlags& flags) {
 void DeclareSequences(CLI::App& command, ApiFlags& flags) {
   command
       .add_option(
-          "--max-sequences", flags.config.answerer.sequences.most,
+          "--max-sequences", flags.config.scheduler.conversations.most,
           "conversations whose rows wait for their next turn; the one used longest ago goes; "
           "0: none")
       ->check(CLI::Range(int64_t{0}, int64_t{100000}))
       ->capture_default_str();
   command
-      .add_option("--sequence-memory", flags.config.answerer.sequences.memory_bytes,
+      .add_option("--sequence-memory", flags.config.scheduler.conversations.memory_bytes,
                   "of those in memory: bytes or 512MB; beyond it they go to files")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
       ->capture_default_str();
@@ -418,17 +418,17 @@ void AddApi(CLI::App& app, Run& chosen) {
   command.add_flag("--insecure", flags->config.insecure,
                    "listen where others can reach it, without TLS");
   command
-      .add_option("--max-waiting", flags->config.answerer.max_waiting,
+      .add_option("--max-waiting", flags->config.scheduler.max_waiting,
                   "requests that may wait, with --keys half as many of one; one more is refused")
       ->check(CLI::Range(int64_t{1}, int64_t{1000000}))
       ->capture_default_str();
   command
-      .add_option("--max-answers", flags->config.answerer.max_answers,
+      .add_option("--max-answers", flags->config.scheduler.max_answers,
                   "answers on their way at a time, token by token together")
       ->check(CLI::Range(int64_t{1}, int64_t{1024}))
       ->capture_default_str();
   command
-      .add_option("--max-open-contexts", flags->config.answerer.max_open_contexts,
+      .add_option("--max-open-contexts", flags->config.scheduler.max_open_contexts,
                   "contexts whose decoders stay open while nobody asks")
       ->check(CLI::Range(int64_t{1}, int64_t{1024}))
       ->capture_default_str();

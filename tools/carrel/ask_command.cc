@@ -72,7 +72,7 @@ nlohmann::json DerivedJson(const library::DerivedWeights& derived) {
 
 void PrintJson(const AskFlags& flags, const std::vector<TokenId>& prompt,
                const decoder::GenerateResult& result, const nlohmann::json& text,
-               absl::Span<const http_api::AnswerSource> sources, OpenDecoder& open,
+               absl::Span<const serving::AnswerSource> sources, OpenDecoder& open,
                double open_seconds) {
   const decoder::Decoder& decoder = open.decoder();
   nlohmann::json json = {
@@ -98,9 +98,9 @@ void PrintJson(const AskFlags& flags, const std::vector<TokenId>& prompt,
   std::printf("%s\n", DumpJson(json).c_str());
 }
 
-absl::StatusOr<std::vector<http_api::AnswerSource>> FindSources(
+absl::StatusOr<std::vector<serving::AnswerSource>> FindSources(
     OpenDecoder& open, const decoder::GenerateResult& result, int64_t most) {
-  if (most == 0) return std::vector<http_api::AnswerSource>();
+  if (most == 0) return std::vector<serving::AnswerSource>();
   ASSIGN_OR_RETURN(const std::vector<library::Source> sources, open.Sources(result.ids, most));
   ASSIGN_OR_RETURN(const library::DocumentText* const document, open.Document());
   return WithTexts(sources, *document);
@@ -147,7 +147,7 @@ absl::Status AskApi(const AskFlags& flags) {
     if (!flags.json) PrintStreamed(piece);
   };
   const auto wanted = [] { return true; };
-  const std::vector<http_api::Message> question = {{"user", flags.prompt}};
+  const std::vector<serving::Message> question = {{"user", flags.prompt}};
   absl::StatusOr<ChatAnswer> answered = absl::UnknownError("");
   if (partner->knows_chats() && !flags.raw) {
     answered = partner->Answer(question, settings, show, wanted);
@@ -197,7 +197,7 @@ absl::StatusOr<model::Seam> PromptOf(const AskFlags& flags, const Chat& chat, Op
   if (as_text != with_control) {
     Tell("the prompt holds control tokens of the model: they are text, unless --raw is given");
   }
-  const std::vector<http_api::Message> messages = {{"user", flags.prompt}};
+  const std::vector<serving::Message> messages = {{"user", flags.prompt}};
   if (flags.retrieval.context.empty()) {
     ASSIGN_OR_RETURN(prompt.tokens, chat->Encode(messages, tokenizer));
     return prompt;
@@ -302,7 +302,7 @@ absl::Status RunAsk(AskFlags& flags) {
   const decoder::GenerateResult& result = streamed.result;
   if (!flags.logits.empty())
     RETURN_IF_ERROR(WriteLogits(flags.logits, result.logits, checkpoint.config.vocab_size));
-  ASSIGN_OR_RETURN(const std::vector<http_api::AnswerSource> sources,
+  ASSIGN_OR_RETURN(const std::vector<serving::AnswerSource> sources,
                    FindSources(*open, result, flags.sources));
   if (!flags.json) std::printf("\n");
   std::fflush(stdout);

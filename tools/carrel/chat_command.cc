@@ -26,8 +26,8 @@
 namespace carrel::tools {
 namespace {
 
-using http_api::AnswerSource;
-using http_api::Message;
+using serving::AnswerSource;
+using serving::Message;
 
 std::atomic<bool> interrupted{false};
 

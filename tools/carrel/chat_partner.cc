@@ -13,19 +13,19 @@
 #include "common/shown.h"
 #include "common/status.h"
 #include "http_api/api_client.h"
-#include "http_api/completion.h"
 #include "kvstore/service/context_client.h"
 #include "library/document_ends.h"
 #include "model/tokenizer/seam.h"
+#include "serving/stop_filter.h"
 #include "tools/carrel/chat_text.h"
 #include "tools/carrel/flag_rules.h"
 
 namespace carrel::tools {
 namespace {
 
-using http_api::AnswerJob;
-using http_api::Message;
 using nlohmann::json;
+using serving::AnswerJob;
+using serving::Message;
 using OnText = std::function<void(const std::string&)>;
 
 class LocalPartner final : public ChatPartner {
@@ -36,12 +36,13 @@ class LocalPartner final : public ChatPartner {
         model_(std::move(model)),
         store_(std::move(store)),
         chat_(std::move(chat)),
-        answerer_(http_api::Answerer::Create({.retrieval = flags_.config,
-                                              .device = flags_.device_config,
-                                              .derived_weights = flags_.weights == "derived",
-                                              .folder = flags_.store.folder,
-                                              .turn_head = TurnHeadOf(chat_)},
-                                             model_, store_)) {}
+        scheduler_(
+            serving::Scheduler::Create({.runner = {.retrieval = flags_.config,
+                                                   .device = flags_.device_config,
+                                                   .derived_weights = flags_.weights == "derived",
+                                                   .folder = flags_.store.folder,
+                                                   .turn_head = TurnHeadOf(chat_)}},
+                                       model_, store_)) {}
 
   std::string name() const override { return flags_.model_dir; }
   bool knows_chats() const override { return chat_ != nullptr; }
@@ -88,8 +89,8 @@ class LocalPartner final : public ChatPartner {
                      settings.sampling.Resolve(model_->checkpoint().generation_defaults));
     job.wanted = wanted;
     ChatAnswer answer;
-    http_api::StopFilter filter(plain ? std::vector<std::string>{kPlainStop}
-                                      : std::vector<std::string>());
+    serving::StopFilter filter(plain ? std::vector<std::string>{kPlainStop}
+                                     : std::vector<std::string>());
     const auto show = [&](const std::string& piece) {
       answer.text += piece;
       if (!piece.empty()) on_text(piece);
@@ -104,7 +105,7 @@ class LocalPartner final : public ChatPartner {
       done = std::move(what);
       ended.Notify();
     };
-    RETURN_IF_ERROR(answerer_->Submit(std::move(job)));
+    RETURN_IF_ERROR(scheduler_->Submit(std::move(job)));
     ended.WaitForNotification();
     RETURN_IF_ERROR(done.status());
     show(filter.Finish());
@@ -153,7 +154,7 @@ class LocalPartner final : public ChatPartner {
   const std::shared_ptr<library::LoadedModel> model_;
   const std::shared_ptr<library::StoreAccess> store_;  // null: no context
   const Chat chat_;
-  const std::unique_ptr<http_api::Answerer> answerer_;
+  const std::unique_ptr<serving::Scheduler> scheduler_;
   library::DocumentEndsCache ends_;
 };
 
@@ -279,7 +280,7 @@ class ApiPartner final : public ChatPartner {
     const json* const sources = JsonAt(told, {"sources"});
     if (sources == nullptr || !sources->is_array()) return;
     for (const json& source : *sources) {
-      http_api::AnswerSource& added = answer.sources.emplace_back();
+      serving::AnswerSource& added = answer.sources.emplace_back();
       added.text = JsonText(JsonAt(source, {"text"}));
       added.share = JsonNumber(JsonAt(source, {"share"}));
       added.first_token = JsonInt(JsonAt(source, {"tokens", "0"}));

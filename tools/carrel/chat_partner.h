@@ -1,6 +1,6 @@
 // What:   who answers in a chat: a model and a store of this process, or a running `carrel api`. Either gets
 //         the whole conversation each time; what of it was read before is not read again.
-// Errors: as http_api/answerer.h and http_api/api_client.h; Cancelled when `wanted` says so. Whatever a server
+// Errors: as serving/scheduler.h and http_api/api_client.h; Cancelled when `wanted` says so. Whatever a server
 //         answers, it is an answer or an error.
 // Threads: one.
 #pragma once
@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "http_api/answerer.h"
-#include "http_api/chat_template.h"
+#include "serving/chat_template.h"
+#include "serving/scheduler.h"
 #include "tools/carrel/retrieval_flags.h"
 
 namespace CLI {
@@ -26,7 +26,7 @@ struct ChatAnswer {
   bool cut_off = false;
   int64_t prompt_tokens = 0, cached_tokens = 0, tokens = 0;
   double prompt_ms = 0, ms_per_token = 0;
-  std::vector<http_api::AnswerSource> sources;
+  std::vector<serving::AnswerSource> sources;
   std::string
       sampling;  // of a carrel api, if it draws tokens as the model advises: how, for people
 };
@@ -46,7 +46,7 @@ class ChatPartner {
   // How tokens are drawn, where that is as the model advises, and known before the first answer; else empty.
   virtual std::string sampling(const SamplingFlags& flags) const = 0;
   // on_text: each piece as soon as it is certain. wanted: asked several times a second.
-  virtual absl::StatusOr<ChatAnswer> Answer(const std::vector<http_api::Message>& messages,
+  virtual absl::StatusOr<ChatAnswer> Answer(const std::vector<serving::Message>& messages,
                                             const ChatSettings& settings,
                                             const std::function<void(const std::string&)>& on_text,
                                             const std::function<bool()>& wanted) = 0;
@@ -67,7 +67,7 @@ absl::StatusOr<std::unique_ptr<ChatPartner>> MakeApiPartner(const std::string& u
 absl::Status CheckApiFlags(const CLI::App& command);
 
 // For a model without a chat template: a text that it may go on with, and where its answer ends.
-std::string PlainPrompt(const std::vector<http_api::Message>& messages);
+std::string PlainPrompt(const std::vector<serving::Message>& messages);
 inline constexpr char kPlainStop[] = "\n\nQuestion:";
 
 }  // namespace carrel::tools

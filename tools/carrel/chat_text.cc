@@ -10,7 +10,7 @@ namespace carrel::tools {
 
 absl::StatusOr<Chat> LoadChat(const std::string& model_path, const model::Checkpoint& checkpoint) {
   if (checkpoint.tokenizer == nullptr) return Chat();
-  absl::StatusOr<Chat> chat = http_api::ChatTemplate::Load(model_path, checkpoint);
+  absl::StatusOr<Chat> chat = serving::ChatTemplate::Load(model_path, checkpoint);
   return absl::IsNotFound(chat.status()) ? Chat() : std::move(chat);
 }
 

@@ -1,6 +1,6 @@
 // What:   how commands put texts to a model that knows chats: a document inside the first user's turn, a
 //         question as what the user says on; the same tokens as carrel api makes of them.
-// Errors: as http_api/chat_template.h.
+// Errors: as serving/chat_template.h.
 #pragma once
 
 #include <memory>
@@ -10,8 +10,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "common/ids.h"
-#include "http_api/chat_template.h"
 #include "model/tokenizer/tokenizer.h"
+#include "serving/chat_template.h"
 
 namespace carrel::model {
 struct Checkpoint;
@@ -19,7 +19,7 @@ struct Checkpoint;
 
 namespace carrel::tools {
 
-using Chat = std::unique_ptr<http_api::ChatTemplate>;  // null: the model knows no chats
+using Chat = std::unique_ptr<serving::ChatTemplate>;  // null: the model knows no chats
 
 absl::StatusOr<Chat> LoadChat(const std::string& model_path, const model::Checkpoint& checkpoint);
 // The same of a command that has --raw: errors say that it does without a template.

@@ -22,7 +22,7 @@
 #include "common/progress.h"
 #include "common/usable_cores.h"
 #include "decoder/plan/rates.h"
-#include "http_api/chat_renderer.h"
+#include "serving/chat_renderer.h"
 
 namespace carrel::tools {
 namespace {
@@ -146,9 +146,9 @@ Finding Clock() {
   return finding;
 }
 
-// Chat templates are rendered by Python's jinja2 (http_api/render_chat.py).
+// Chat templates are rendered by Python's jinja2 (serving/render_chat.py).
 Finding Templates() {
-  const std::string python = http_api::kRendererPython;
+  const std::string python = serving::kRendererPython;
   const int code = std::system((python + " -I -c 'import jinja2' >/dev/null 2>&1").c_str());
   if (code == 0) return {"chat templates", Health::kGood, python + " with jinja2", ""};
   return {

@@ -15,7 +15,7 @@
 #include "common/shown.h"
 #include "common/status.h"
 #include "kvstore/format/context_name.h"
-#include "serving/job_board.h"
+#include "serving/jobs/job_board.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/document_file.h"
 #include "tools/carrel/job_flags.h"

@@ -3,7 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include "common/status.h"
-#include "serving/nats_doorbell.h"
+#include "serving/jobs/nats_doorbell.h"
 
 namespace carrel::tools {
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "serving/doorbell.h"
+#include "serving/jobs/doorbell.h"
 #include "tools/carrel/bucket_flags.h"
 
 namespace CLI {

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "nlohmann/json_fwd.hpp"
-#include "serving/job.h"
+#include "serving/jobs/job.h"
 
 namespace carrel::tools {
 

@@ -13,13 +13,13 @@
 #include "common/json.h"
 #include "common/progress.h"
 #include "common/status.h"
-#include "http_api/chat_probe.h"
 #include "kvstore/remote/push_ahead.h"
 #include "kvstore/service/context_client.h"
 #include "kvstore/storage/store.h"
 #include "library/document_text.h"
 #include "library/move_context.h"
 #include "prefill/prefill.h"
+#include "serving/chat_probe.h"
 #include "tools/carrel/bucket_flags.h"
 #include "tools/carrel/chat_text.h"
 #include "tools/carrel/commands.h"
@@ -352,7 +352,7 @@ absl::Status RunPrefillCommand(PrefillFlags& flags) {
   ASSIGN_OR_RETURN(const Chat chat, LoadChatOf(flags, checkpoint));
   ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, ReadDocument(flags, checkpoint, chat));
   if (chat != nullptr) {
-    flags.config.probe = http_api::ChatProbe(chat.get(), *checkpoint.tokenizer, tokens);
+    flags.config.probe = serving::ChatProbe(chat.get(), *checkpoint.tokenizer, tokens);
   }
   std::unique_ptr<kvstore::Bucket> bucket;
   if (!flags.bucket_uri.empty()) {

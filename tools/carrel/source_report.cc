@@ -25,9 +25,9 @@ std::string OneLine(absl::string_view text, size_t most) {
 
 }  // namespace
 
-std::vector<http_api::AnswerSource> WithTexts(absl::Span<const library::Source> sources,
-                                              const library::DocumentText& document) {
-  std::vector<http_api::AnswerSource> with;
+std::vector<serving::AnswerSource> WithTexts(absl::Span<const library::Source> sources,
+                                             const library::DocumentText& document) {
+  std::vector<serving::AnswerSource> with;
   for (const library::Source& source : sources) {
     with.push_back({.first_token = source.tokens.begin,
                     .end_token = source.tokens.end,
@@ -39,7 +39,7 @@ std::vector<http_api::AnswerSource> WithTexts(absl::Span<const library::Source> 
   return with;
 }
 
-std::string SourcesTable(absl::Span<const http_api::AnswerSource> sources, int64_t columns) {
+std::string SourcesTable(absl::Span<const serving::AnswerSource> sources, int64_t columns) {
   if (sources.empty()) return "(no sources)\n";
   std::string table;
   for (size_t i = 0; i < sources.size(); ++i) {
@@ -51,9 +51,9 @@ std::string SourcesTable(absl::Span<const http_api::AnswerSource> sources, int64
   return table;
 }
 
-nlohmann::json SourcesJson(absl::Span<const http_api::AnswerSource> sources) {
+nlohmann::json SourcesJson(absl::Span<const serving::AnswerSource> sources) {
   nlohmann::json list = nlohmann::json::array();
-  for (const http_api::AnswerSource& source : sources) {
+  for (const serving::AnswerSource& source : sources) {
     list.push_back({{"text", source.text},
                     {"share", source.share},
                     {"bytes", {source.begin, source.end}},

@@ -8,18 +8,18 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "http_api/answerer.h"
 #include "library/document_text.h"
 #include "library/sources.h"
+#include "serving/answer_job.h"
 
 namespace carrel::tools {
 
-std::vector<http_api::AnswerSource> WithTexts(absl::Span<const library::Source> sources,
-                                              const library::DocumentText& document);
+std::vector<serving::AnswerSource> WithTexts(absl::Span<const library::Source> sources,
+                                             const library::DocumentText& document);
 
 // A line each: number, share, the beginning of the text.
-std::string SourcesTable(absl::Span<const http_api::AnswerSource> sources, int64_t columns);
-nlohmann::json SourcesJson(absl::Span<const http_api::AnswerSource> sources);
+std::string SourcesTable(absl::Span<const serving::AnswerSource> sources, int64_t columns);
+nlohmann::json SourcesJson(absl::Span<const serving::AnswerSource> sources);
 
 // What models and documents say must not steer a terminal (common/shown.h): '?' in place of what does, but for
 // ends of lines and tabs.

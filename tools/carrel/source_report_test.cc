@@ -18,7 +18,7 @@ TEST(HarmlessTest, WhatSteersATerminal_IsNotShown) {
 }
 
 TEST(SourcesTableTest, ASource_IsALine_WhateverItHolds) {
-  std::vector<http_api::AnswerSource> sources(1);
+  std::vector<serving::AnswerSource> sources(1);
   sources[0].share = 0.5;
   sources[0].text =
       "a\nb\xc2\x9b"

@@ -20,14 +20,14 @@
 #include "common/freed_memory.h"
 #include "common/shown.h"
 #include "common/status.h"
-#include "http_api/chat_probe.h"
 #include "kvstore/service/metrics_listener.h"
 #include "kvstore/service/metrics_text.h"
 #include "kvstore/service/supervisor.h"
 #include "library/document_text.h"
-#include "serving/prefill_runner.h"
-#include "serving/worker.h"
-#include "serving/worker_metrics.h"
+#include "serving/chat_probe.h"
+#include "serving/jobs/prefill_runner.h"
+#include "serving/jobs/worker.h"
+#include "serving/jobs/worker_metrics.h"
 #include "tools/carrel/chat_text.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/config_file.h"
@@ -105,7 +105,7 @@ serving::RunnableModel Runnable(const std::string& path, const Loaded& loaded) {
   };
   if (loaded.chat.ok() && *loaded.chat != nullptr) {
     model.probe = [&loaded](absl::Span<const TokenId> document) {
-      return http_api::ChatProbe(loaded.chat->get(), *loaded.checkpoint.tokenizer, document);
+      return serving::ChatProbe(loaded.chat->get(), *loaded.checkpoint.tokenizer, document);
     };
   }
   return model;

@@ -1,0 +1,62 @@
+// What:   answers over contexts of one store by one model: many are on their way at a time, a token of each that has
+//         read its prompt, and blocks of prompts, together (runner.h): each has the bits that it has alone,
+//         whoever joins or leaves. The decoders used last stay open, and a conversation's next turn goes on behind the
+//         last one. What is done next, schedule.h decides.
+// Turns:  who waits is begun by turns (turn_queue.h): of max_answers places, and a quarter more. Steps are shared among
+//         turns too: step_plan.h.
+// Errors: as runner.h; ResourceExhausted as many wait as may, in all or of one turn. What a callback
+//         throws is its job's end, and no other's. What a step itself throws (memory) ends all that took it: how far
+//         each came is not known, and what it would read again could have other bits.
+// Threads: any submits. The step thread takes steps and never waits for the disk. `openers` threads beside it open
+//         contexts, take the first step behind one that nobody had open, and read and write conversations' files; the
+//         answer joins a later step. A question over a decoder that is open, whose conversation is in memory, is begun
+//         by the step thread itself, behind nobody's opening.
+// Ownership: keeps model and store.
+// Example: const auto scheduler = Scheduler::Create({.max_answers = 16}, model, store);
+//          RETURN_IF_ERROR(scheduler->Submit(std::move(job)));   // job.done is told
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "serving/answer_job.h"
+#include "serving/decoder_runner.h"
+#include "serving/prefix_cache.h"
+#include "serving/runner.h"
+
+namespace carrel::serving {
+
+struct SchedulerConfig {
+  RunnerConfig runner;
+  int64_t max_waiting = 1024;               // jobs; one more is refused
+  int64_t max_waiting_of_turn = INT64_MAX;  // of these, of one turn
+  int64_t max_answers = 16;                 // on their way at a time, each with a decoder; 1 ..
+  int64_t max_open_contexts = 4;            // whose decoders are kept while they are idle; 1 ..
+  int64_t openers = 1;                      // threads; 1 ..
+  PrefixCacheConfig conversations;
+};
+
+class Scheduler {
+ public:
+  // store: null: there are no contexts.
+  static std::unique_ptr<Scheduler> Create(SchedulerConfig config,
+                                           std::shared_ptr<library::LoadedModel> model,
+                                           std::shared_ptr<library::StoreAccess> store);
+  static std::unique_ptr<Scheduler> Create(SchedulerConfig config, std::unique_ptr<Runner> runner);
+  // Jobs that wait or open are done with Unavailable. What is being opened is waited for.
+  virtual ~Scheduler() = default;
+  virtual absl::Status Submit(AnswerJob job) = 0;
+  virtual int64_t waiting() const = 0;
+  virtual int64_t answering() const = 0;  // on their way, those that open among them
+  // What is known of prompts: documents are added by who has them; the conversations are those that wait for their next
+  // turn, beside those that decoders hold.
+  virtual PrefixCache& prefixes() = 0;
+  // Lets go of the context, so that it can be deleted. FailedPrecondition: answers read it, open it, or wait to.
+  virtual absl::Status Close(const std::string& context) = 0;
+  // Whether answers read it, or wait to; else Close would let go of it.
+  virtual bool Reads(const std::string& context) const = 0;
+};
+
+}  // namespace carrel::serving

@@ -1,0 +1,33 @@
+// What:   what runs, waits or streams for somebody is looked at twice a second: whether his key still allows it.
+// Edge:   what is looked at ends itself, and says false once it is over: then it is forgotten.
+// Threads: any; the looks are on one of its own, one after the other: they must not block.
+#pragma once
+
+#include <functional>
+#include <list>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+namespace carrel::serving {
+
+class StillAllowed {
+ public:
+  explicit StillAllowed(absl::Duration every = absl::Milliseconds(500));
+  ~StillAllowed();
+
+  void Watch(std::function<bool()> look);
+
+ private:
+  void Work();
+
+  const absl::Duration every_;
+  absl::Mutex mu_;
+  std::list<std::function<bool()>> looks_ ABSL_GUARDED_BY(mu_);
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread thread_;
+};
+
+}  // namespace carrel::serving

@@ -146,6 +146,7 @@ absl::Status JobFollower::LookSince(absl::Time since) {
     absl::MutexLock lock(&mu_);
     if (looked_ >= since) return absl::OkStatus();  // somebody else did while we waited
     looked_ = SteadyNow();
+    removed_.clear();
     for (const auto& [name, one] : jobs_) {
       if (!one.status.ended()) before.push_back(one.status.record.id);
     }
@@ -168,7 +169,9 @@ absl::Status JobFollower::LookSince(absl::Time since) {
     ids.insert(id);
   }
   absl::MutexLock lock(&mu_);
-  for (const JobStatus& status : seen) Update(status);
+  for (const JobStatus& status : seen) {
+    if (!removed_.contains(status.record.id)) Update(status);
+  }
   std::erase_if(jobs_, [&](const auto& entry) {
     const Followed& one = entry.second;
     const bool kept_done =
@@ -199,6 +202,7 @@ absl::StatusOr<JobBoard::Submitted> JobFollower::Submit(JobRecord record,
     if (there != jobs_.end() && there->second.status.state == JobState::kDead) {
       letter = there->second.status.record.id;
     }
+    removed_.erase(submitted.status.record.id);
     Update(submitted.status);
     Followed& one = jobs_[name];
     if (!submitted.existed && one.status.record.id == submitted.status.record.id) {
@@ -266,6 +270,7 @@ absl::StatusOr<JobStatus> JobFollower::Remove(const std::string& name, const std
     RETURN_IF_ERROR(board_.RemoveLetter(id));
   }
   absl::MutexLock lock(&mu_);
+  removed_.insert(id);
   const auto there = jobs_.find(name);
   if (there == jobs_.end() || there->second.status.record.id != id) return now;
   Update(now);  // who watches is told

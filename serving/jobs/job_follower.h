@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -98,6 +99,8 @@ class JobFollower {
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
   absl::Time looked_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   std::map<std::string, Followed> jobs_ ABSL_GUARDED_BY(mu_);  // by name
+  // Ids that were removed since a look began: it may have seen them before.
+  std::set<std::string> removed_ ABSL_GUARDED_BY(mu_);
   std::thread thread_;
 };
 

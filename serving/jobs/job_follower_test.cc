@@ -3,6 +3,8 @@
 
 #include <thread>
 
+#include "absl/strings/match.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "serving/jobs/serving_test_util.h"
 
@@ -176,6 +178,33 @@ TEST_F(JobFollowerTest, ABucketThatIsDown_LeavesWhatWasSeen) {
   fake_.Intercept(nullptr);
   EXPECT_TRUE(*NewWorker().Step());
   EXPECT_TRUE(Until([&] { return IsIn(*here, "report", JobState::kDone); }));
+}
+
+// A look that began before a job was removed has seen it still: it does not come back.
+TEST_F(JobFollowerTest, WhatIsRemovedDuringALook_StaysRemoved) {
+  JobFollower here(NewBucket(), std::make_unique<QuietDoorbell>(),
+                   {.look_every = absl::Hours(1), .clock = clock_.clock()});
+  Submit(here, "report");
+  EXPECT_TRUE(*NewWorker().Step());
+  std::atomic<bool> first{true};
+  absl::Notification looks, goes_on;
+  fake_.Intercept([&](const FakeRequest& request) -> std::optional<FakeReply> {
+    const auto prefix = request.query.find("prefix");
+    if (prefix != request.query.end() && absl::StrContains(prefix->second, "dead/") &&
+        first.exchange(false)) {
+      looks.Notify();
+      goes_on.WaitForNotification();
+    }
+    return std::nullopt;
+  });
+  std::thread look([&] { CARREL_EXPECT_OK(here.Look()); });
+  looks.WaitForNotification();
+  const auto removed = here.Remove("report", "cancelled");
+  CARREL_EXPECT_OK(removed.status());
+  EXPECT_EQ(removed->state, JobState::kDone);
+  goes_on.Notify();
+  look.join();
+  EXPECT_FALSE(here.Find("report").has_value());
 }
 
 }  // namespace

@@ -7,20 +7,19 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "tests/tidy/rules.h"
 
 namespace carrel::tidy {
 namespace {
 
-enum class By { kMatch, kFile, kName, kLine, kWord };
+enum class By { kMatch, kFile, kName, kLine };
 
 struct Counter {
   const char* name;
   By by;
   const char* in;       // paths: a regular expression that they begin with
   const char* without;  // of these, paths that match; empty: none
-  const char* what;     // in code; kLine and kWord count all
+  const char* what;     // in code; kLine counts all
 };
 
 constexpr Counter kCounters[] = {
@@ -51,7 +50,6 @@ constexpr Counter kCounters[] = {
      "decoder/(forward/|zone/|runner|cpu_runner|cuda_runner|sequence|batch)", "", ""},
     {"decoder-refusals", By::kMatch, R"(decoder/config\w*\.)", "",
      R"(\breturn (absl::)?\w*(Error|Refuse|Refusal|Wrong|Bad)\w*\()"},
-    {"words-of-decisions", By::kWord, R"(docs/decisions/\d.*\.md$)", "", ""},
 };
 
 bool IsProduction(const TextFile& file) {
@@ -69,12 +67,6 @@ int64_t Count(const Counter& counter, const Tree& tree) {
   std::set<std::string> names;
   for (const TextFile& file : tree.files) {
     if (!std::regex_search(file.path, in)) continue;
-    if (counter.by == By::kWord) {
-      const std::vector<absl::string_view> words =
-          absl::StrSplit(file.text, absl::ByAnyChar(" \t\r\n"), absl::SkipEmpty());
-      count += static_cast<int64_t>(words.size());
-      continue;
-    }
     if (!file.IsSource() || !IsProduction(file)) continue;
     if (*counter.without != '\0' && std::regex_search(file.path, without)) continue;
     if (counter.by == By::kLine) {

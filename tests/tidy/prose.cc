@@ -40,14 +40,22 @@ std::vector<size_t> LongLines(const TextFile& file) {
 
 Violations CheckDecisionWords(const Tree& tree) {
   Violations violations;
+  size_t all = 0, decisions = 0;
   for (const TextFile& file : tree.files) {
     if (!IsDecision(file)) continue;
     const std::vector<absl::string_view> words =
         absl::StrSplit(file.text, absl::ByAnyChar(" \t\r\n"), absl::SkipEmpty());
+    all += words.size();
+    ++decisions;
     if (words.size() > kMostDecisionWords) {
       violations.push_back(
           At(file, 1, absl::StrCat(words.size(), " words are more than ", kMostDecisionWords)));
     }
+  }
+  if (all > decisions * kMostMeanDecisionWords) {
+    violations.push_back(absl::StrCat("docs/decisions: ", all, " words of ", decisions,
+                                      " decisions are more than ", kMostMeanDecisionWords,
+                                      " in the mean"));
   }
   return violations;
 }

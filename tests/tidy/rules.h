@@ -84,9 +84,10 @@ Violations CheckOverruled(const Tree& tree);
 
 // --- prose.cc
 inline constexpr int kMostDecisionWords = 400, kMostLineCharacters = 400;
+inline constexpr int kMostMeanDecisionWords = 300;
 inline constexpr char kLongLines[] =
     "tests/tidy/long_lines.txt";  // keys: PATH; behind it, how many
-// Words of a decision, its title and tables among them. Characters of a line of Markdown outside tables and
+// Words of a decision, its title and tables among them, and of all in the mean. Characters of a line of Markdown outside tables and
 // code fences; a listed file has as many longer lines as the list says, no more and no fewer.
 Violations CheckDecisionWords(const Tree& tree);
 Violations CheckLineCharacters(const Tree& tree);

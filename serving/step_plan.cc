@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <tuple>
 
 namespace carrel::serving {
 
@@ -13,9 +14,7 @@ std::vector<size_t> StepPlan::Next(absl::Span<const Waiting> waiting) {
     wanted[waiting[i].turn] += waiting[i].tokens;
   }
   // Who has nothing on its way neither saves nor owes.
-  for (auto it = balance_.begin(); it != balance_.end();) {
-    it = turns.count(it->first) > 0 ? std::next(it) : balance_.erase(it);
-  }
+  std::erase_if(shares_, [&](const auto& entry) { return turns.count(entry.first) == 0; });
   int64_t smallest = 0;
   for (const auto& [turn, tokens] : wanted) {
     smallest = smallest == 0 ? tokens : std::min(smallest, tokens);
@@ -25,34 +24,49 @@ std::vector<size_t> StepPlan::Next(absl::Span<const Waiting> waiting) {
                              : static_cast<double>(smallest) +
                                    fixed_tokens() / static_cast<double>(turns.size() - 1);
 
-  std::vector<const void*> order;  // who was given most and used least is first
+  // Whose block had no room for longest is first; then who was given most and used least.
+  std::vector<const void*> order;
   for (const auto& [turn, answers] : turns) {
-    balance_[turn] = alone ? 0 : std::min(balance_[turn] + given, given);
+    double& balance = shares_[turn].balance;
+    balance = alone ? 0 : std::min(balance + given, given);
     order.push_back(turn);
   }
-  std::stable_sort(order.begin(), order.end(), [&](const void* a, const void* b) {
-    return std::pair(-balance_[a], wanted[a]) < std::pair(-balance_[b], wanted[b]);
-  });
+  const auto place = [&](const void* turn) {
+    const Share& share = shares_[turn];
+    return std::tuple(-share.crowded, -share.balance, wanted[turn]);
+  };
+  std::stable_sort(order.begin(), order.end(),
+                   [&](const void* a, const void* b) { return place(a) < place(b); });
 
   std::vector<size_t> chosen;
   int64_t prompt_tokens = 0;
-  const auto take = [&](const void* turn, size_t i) {
+  const auto take = [&](Share& share, size_t i) {
     const Waiting& one = waiting[i];
     if (one.prompt) {
-      if (prompt_tokens > 0 && prompt_tokens + one.tokens > prompt_tokens_) return;
+      if (prompt_tokens > 0 && prompt_tokens + one.tokens > prompt_tokens_) return false;
       prompt_tokens += one.tokens;
     }
-    if (!alone) balance_[turn] -= static_cast<double>(one.tokens);
+    if (!alone) share.balance -= static_cast<double>(one.tokens);
     chosen.push_back(i);
+    return true;
   };
   for (const void* turn : order) {
+    Share& share = shares_[turn];
+    bool read = false, crowded = false;
     for (size_t i : turns[turn]) {
-      if (!alone && balance_[turn] <= 0) break;
-      take(turn, i);
+      if (!alone && share.balance <= 0) break;
+      if (crowded && waiting[i].prompt) continue;  // a shorter one does not pass it
+      const bool taken = take(share, i);
+      read |= taken && waiting[i].prompt;
+      crowded |= !taken;
     }
+    if (read || alone) share.crowded = 0;
+    if (crowded && !read) ++share.crowded;
   }
   // All owe: who owes least goes on.
-  if (chosen.empty() && !waiting.empty()) take(order.front(), turns[order.front()].front());
+  if (chosen.empty() && !waiting.empty()) {
+    take(shares_[order.front()], turns[order.front()].front());
+  }
   std::sort(chosen.begin(), chosen.end());
   return chosen;
 }

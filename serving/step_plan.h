@@ -4,7 +4,7 @@
 //         a step: as many as the smallest turn wants, and as many more as the fixed part of a step is worth. So the
 //         smallest turn's step takes at most about twice what it takes alone (with T turns: T times), and where reading
 //         the weights is most of a step, nobody is held back. A block of a prompt is not divided: what it takes
-//         beyond what was given is owed in the next steps. Deficit round robin (Shreedhar and Varghese, SIGCOMM
+//         beyond what was given is owed in the next steps. Whose block had no room beside those of others goes first next. Deficit round robin (Shreedhar and Varghese, SIGCOMM
 //         1995, section 3), with debts in place of savings.
 // Cost:   a pass over the answers per step.
 // Threads: one at a time.
@@ -45,8 +45,12 @@ class StepPlan {
   static constexpr double kMostFixedTokens = 64;  // of a device that is far from busy
 
   const int64_t prompt_tokens_;
-  std::map<const void*, double>
-      balance_;  // tokens that turns on their way were given, and did not use or owe
+  // Of a turn on its way.
+  struct Share {
+    double balance = 0;   // tokens that it was given, and did not use or owes
+    int64_t crowded = 0;  // steps since which a block of it had no room beside the blocks of others
+  };
+  std::map<const void*, Share> shares_;
   // Weighted sums over past steps, of the line seconds = fixed + tokens * slope.
   double weight_ = 0, tokens_ = 0, squares_ = 0, seconds_ = 0, products_ = 0;
 };

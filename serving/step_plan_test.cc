@@ -93,6 +93,24 @@ TEST(StepPlanTest, APromptAmongManyPrompts_IsReadInTheNextStep) {
 }
 
 // Whatever waits: no answer stands still, and the smallest turn's tokens go on in each step.
+// Two turns read prompts: the short blocks of one leave no room beside them for the long one of the other.
+TEST(StepPlanTest, ALongBlock_ComesBetweenShortOnes) {
+  StepPlan plan(32);
+  for (int64_t step = 0; step < 100;
+       ++step) {  // a step costs much beside its tokens: much is given
+    plan.Took(step % 2 + 1, absl::Milliseconds(100 + step % 2));
+  }
+  const std::vector<StepPlan::Waiting> waiting = {Token(kAlice), Block(&kTurns[1], 10),
+                                                  Block(&kTurns[1], 10), Block(&kTurns[2], 30)};
+  int long_ones = 0;
+  for (int step = 0; step < 20; ++step) {
+    const std::vector<size_t> chosen = plan.Next(waiting);
+    long_ones += std::count(chosen.begin(), chosen.end(), 3u);
+  }
+  EXPECT_GE(long_ones, 5);
+  EXPECT_LE(long_ones, 15);
+}
+
 TEST(StepPlanTest, AnyMixture_NoneStandsStillAndTheSmallestNeverWaits) {
   std::mt19937_64 random(TestSeed());
   for (int trial = 0; trial < 200; ++trial) {
@@ -124,8 +142,9 @@ TEST(StepPlanTest, AnyMixture_NoneStandsStillAndTheSmallestNeverWaits) {
       }
       plan.Took(tokens, absl::Milliseconds(3 + tokens));
       for (const One& one : answers) {
-        // A token of its turn a step, and as many steps again in which another turn has the step's blocks.
-        const int64_t bound = one.waiting.turn == kAlice ? 0 : 2 * all + 32;
+        // A token of its turn a step; a block waits for those of all other turns besides.
+        const int64_t crowded = turns * static_cast<int64_t>(answers.size());
+        const int64_t bound = one.waiting.turn == kAlice ? 0 : all + 32 + crowded;
         ASSERT_LE(one.since, bound) << "trial " << trial << ", step " << s;
       }
     }

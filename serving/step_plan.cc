@@ -55,7 +55,7 @@ std::vector<size_t> StepPlan::Next(absl::Span<const Waiting> waiting) {
     bool read = false, crowded = false;
     for (size_t i : turns[turn]) {
       if (!alone && share.balance <= 0) break;
-      if (crowded && waiting[i].prompt) continue;  // a shorter one does not pass it
+      if (crowded && !read && waiting[i].prompt) continue;  // no shorter one passes the first
       const bool taken = take(share, i);
       read |= taken && waiting[i].prompt;
       crowded |= !taken;

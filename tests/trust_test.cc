@@ -18,7 +18,7 @@ std::set<std::string> AllTests() {
   static const std::regex pattern("TEST(_F|_P)?\\(\\s*(\\w+),\\s*(\\w+)\\)");
   std::set<std::string> tests;
   for (const char* folder : {"common", "kernels", "model", "kvstore", "audit", "prefill", "synth",
-                             "decoder", "library", "http_api", "tools", "tests"}) {
+                             "decoder", "library", "http_api", "serving", "tools", "tests"}) {
     for (const auto& entry :
          fs::recursive_directory_iterator(fs::path(CARREL_SOURCE_DIR) / folder)) {
       if (entry.path().extension() != ".cc") continue;

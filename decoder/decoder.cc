@@ -7,9 +7,9 @@
 #include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
 #include "decoder/fidelity.h"
-#include "decoder/forward/query_drift.h"
 #include "decoder/generation.h"
 #include "decoder/plan/plan_options.h"
+#include "decoder/runner/query_drift.h"
 #include "decoder/select/host_rows.h"
 #include "decoder/zone/row_cache.h"
 #include "model/fingerprint.h"
@@ -269,21 +269,21 @@ absl::Status Decoder::OpenZone(const v1::OpenReply& opened, const std::string& c
                       .status());
   max_block_ = BlockTokens(config, checkpoint_.config.shape, selections, opened);
   ASSIGN_OR_RETURN(StoredDrift drift, ReadDrift(opened, checkpoint_.config.shape));
-  return MakePass({.config = std::move(config),
-                   .selections = std::move(selections),
-                   .device = device_,
-                   .content_id = opened.manifest().content_id(),
-                   .shape = checkpoint_.config.shape,
-                   .tokens = opened.tokens(),
-                   .zone = {opened.zone_begin(), opened.zone_end()},
-                   .has_summaries = opened.manifest().summary_rows() > 0,
-                   .max_top_k = opened.limits().max_top_k(),
-                   .max_fetch_rows = opened.limits().max_fetch_rows(),
-                   .max_block = max_block_,
-                   .drift = std::move(drift),
-                   .client = client_.get(),
-                   .pool = pool,
-                   .rows = std::move(host_rows)});
+  return MakeSequence({.config = std::move(config),
+                       .selections = std::move(selections),
+                       .device = device_,
+                       .content_id = opened.manifest().content_id(),
+                       .shape = checkpoint_.config.shape,
+                       .tokens = opened.tokens(),
+                       .zone = {opened.zone_begin(), opened.zone_end()},
+                       .has_summaries = opened.manifest().summary_rows() > 0,
+                       .max_top_k = opened.limits().max_top_k(),
+                       .max_fetch_rows = opened.limits().max_fetch_rows(),
+                       .max_block = max_block_,
+                       .drift = std::move(drift),
+                       .client = client_.get(),
+                       .pool = pool,
+                       .rows = std::move(host_rows)});
 }
 
 // A way that needs more of the GPU's memory than is there, though nobody else in this process has any, is not one.
@@ -319,89 +319,33 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::OpenModelOnly(const model::Che
   RETURN_IF_ERROR(ValidateDeviceConfig(device, RetrievalConfig()));
   std::unique_ptr<Decoder> decoder(new Decoder(checkpoint, device));
   decoder->max_block_ = kBlockTokens;
-  RETURN_IF_ERROR(
-      decoder->MakePass({.selections = std::vector<select::Selection>(
-                             static_cast<size_t>(checkpoint.config.shape.layers), select::All()),
-                         .device = device,
-                         .shape = checkpoint.config.shape,
-                         .pool = pool}));
+  RETURN_IF_ERROR(decoder->MakeSequence(
+      {.selections = std::vector<select::Selection>(
+           static_cast<size_t>(checkpoint.config.shape.layers), select::All()),
+       .device = device,
+       .shape = checkpoint.config.shape,
+       .pool = pool}));
   return decoder;
 }
 
-absl::Status Decoder::MakePass(const OpenedContext& context) {
-  if (device_.device == model::Device::kCuda) {
-    ASSIGN_OR_RETURN(pass_, MakeCudaForwardPass(checkpoint_, context));
-  } else {
-    ASSIGN_OR_RETURN(pass_, MakeCpuForwardPass(checkpoint_, context, &observer_));
-  }
-  max_block_ = std::min(max_block_, pass_->max_tokens());
+absl::Status Decoder::MakeSequence(const OpenedContext& context) {
+  ASSIGN_OR_RETURN(sequence_, device_.device == model::Device::kCuda
+                                  ? OpenCudaSequence(checkpoint_, context)
+                                  : OpenCpuSequence(checkpoint_, context));
+  max_block_ = std::min(max_block_, sequence_->max_tokens());
   return absl::OkStatus();
 }
 
 void Decoder::set_observer(Observer observer) {
   CARREL_CHECK(device_.device == model::Device::kCpu);
-  observer_ = std::move(observer);
+  sequence_->set_observer(std::move(observer));
 }
 
 absl::Status Decoder::StartTrace(bool trace) {
   trace_.reset();
-  if (!trace) {
-    pass_->set_trace(nullptr).IgnoreError();  // what never told needs no end
-    return absl::OkStatus();
-  }
+  if (!trace) return sequence_->set_trace(nullptr);
   trace_ = std::make_unique<QueryTrace>(checkpoint_.config.shape);
-  return pass_->set_trace(trace_.get());
-}
-
-void Decoder::BeginBlock(bool keep) {
-  if (trace_ != nullptr) trace_->BeginBlock(keep);
-}
-
-absl::Status Decoder::Run(absl::Span<const TokenId> tokens, Position first_position, bool keep) {
-  BeginBlock(keep);
-  RETURN_IF_ERROR(pass_->Run(tokens, first_position));
-  sequence_.insert(sequence_.end(), tokens.begin(), tokens.end());
-  return absl::OkStatus();
-}
-
-// How many tokens of the prompt need not be read; its last one gives the answer's first.
-int64_t Decoder::Resume(const std::vector<TokenId>& prompt, const GenerateOptions& options) {
-  int64_t same = 0;
-  if (options.resume && !options.keep_logits && options.give_up == given_up_) {
-    const auto most = std::min(sequence_.size(), prompt.size() - 1);
-    same = std::mismatch(prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(most),
-                         sequence_.begin())
-               .first -
-           prompt.begin();
-  }
-  if (same == 0 || !pass_->KeepSequence(same)) {
-    same = 0;
-    given_up_ = options.give_up;
-    pass_->StartSequence(given_up_);
-  }
-  sequence_.resize(static_cast<size_t>(same));
-  return same;
-}
-
-Sequence Decoder::SaveSequence() const {
-  Sequence sequence;
-  sequence.given_up = given_up_;
-  sequence.rows = pass_->CopyRows(static_cast<int64_t>(sequence_.size()));
-  if (!sequence.rows.empty()) sequence.tokens = sequence_;
-  return sequence;
-}
-
-absl::Status Decoder::RestoreSequence(Sequence sequence) {
-  sequence_.clear();
-  given_up_ = sequence.given_up;
-  pass_->StartSequence(given_up_);
-  if (!pass_->RestoreRows(sequence.rows, static_cast<int64_t>(sequence.tokens.size()))) {
-    return absl::DataLossError(absl::StrCat("a sequence of ", sequence.tokens.size(),
-                                            " tokens has ", sequence.rows.size(),
-                                            " numbers in its rows"));
-  }
-  sequence_ = std::move(sequence.tokens);
-  return absl::OkStatus();
+  return sequence_->set_trace(trace_.get());
 }
 
 absl::StatusOr<std::vector<AttendedRow>> Decoder::AttendedRows() {
@@ -410,17 +354,9 @@ absl::StatusOr<std::vector<AttendedRow>> Decoder::AttendedRows() {
   for (Layer layer(0); layer.value() < checkpoint_.config.shape.layers; layer = layer.next()) {
     RETURN_IF_ERROR(
         AttendedInZone(*trace_, layer, checkpoint_.config.shape, limits_, client_.get(), rows));
-    pass_->AttendedHere(*trace_, layer, rows);
+    sequence_->AttendedHere(*trace_, layer, rows);
   }
   return rows;
-}
-
-// Greedily the device chooses, and logits need not come back.
-absl::StatusOr<TokenId> Decoder::NextToken(Sampler& sampler, const GenerateOptions& options,
-                                           std::vector<float>& logits) {
-  if (options.sampling.greedy()) return pass_->Greedy();
-  RETURN_IF_ERROR(pass_->Logits(1, logits.data()));
-  return sampler.Sample(logits);
 }
 
 absl::Status Decoder::CheckPrompt(const std::vector<TokenId>& prompt,
@@ -458,7 +394,7 @@ absl::StatusOr<GenerateResult> Decoder::Generate(const std::vector<TokenId>& pro
 }
 
 Statistics Decoder::statistics() const {
-  Statistics statistics = pass_->statistics();
+  Statistics statistics = sequence_->statistics();
   statistics.target_error = target_error_;
   statistics.promised_error = promised_error_;
   statistics.promised_on = promised_on_;

@@ -19,8 +19,8 @@
 #include "common/thread_pool.h"
 #include "decoder/client/store_client.h"
 #include "decoder/config.h"
-#include "decoder/forward/forward_pass.h"
 #include "decoder/plan/plan.h"
+#include "decoder/runner/runner.h"
 #include "decoder/sampler.h"
 #include "decoder/statistics.h"
 #include "model/checkpoint.h"
@@ -66,13 +66,6 @@ struct GenerateResult {
   int64_t steps = 0;
 };
 
-// What a decoder computed behind its document: tokens, and their K and V as they were computed.
-struct Sequence {
-  int64_t given_up = 0;  // of the document's last tokens
-  std::vector<TokenId> tokens;
-  std::vector<float> rows;
-};
-
 // What a decoder presents when it opens a context: of the checkpoint, for contexts whose keys are stored as `config`
 // reads them.
 std::vector<std::pair<std::string, std::string>> PresentedFingerprint(
@@ -102,18 +95,12 @@ class Decoder {
   // After a Generate with `trace`: the rows of the document that the answer's tokens attended to.
   absl::StatusOr<std::vector<AttendedRow>> AttendedRows();
 
-  // The tokens behind the document whose rows are held: of the last prompt, and of the answer those
-  // that were fed back.
-  const std::vector<TokenId>& sequence_tokens() const { return sequence_; }
-  // Tokens of the document that this sequence does without.
-  int64_t given_up() const { return given_up_; }
+  // What this decoder holds behind the document: of the last prompt, and of the answer the tokens that were
+  // fed back. To be set aside and restored between calls.
+  Sequence& sequence() { return *sequence_; }
+  const Sequence& sequence() const { return *sequence_; }
   // Of the last Generate's prompt: tokens that were not read again.
   int64_t resumed_tokens() const { return resumed_tokens_; }
-  // To go on with another sequence and come back. Without tokens where rows cannot be had (a GPU,
-  // positions given by attention).
-  Sequence SaveSequence() const;
-  // DataLoss: it is not of this shape; the next call starts anew.
-  absl::Status RestoreSequence(Sequence sequence);
 
   Statistics statistics() const;
   int64_t context_tokens() const { return context_tokens_; }
@@ -131,8 +118,8 @@ class Decoder {
 
   Decoder(const model::Checkpoint& checkpoint, const DeviceConfig& device)
       : checkpoint_(checkpoint), device_(device), max_tokens_(checkpoint.config.MaxTokens()) {}
-  absl::Status MakePass(const OpenedContext& context);
-  // What is left to the context, and then the pass. of_config: where it is opened by a plan, of the way taken.
+  absl::Status MakeSequence(const OpenedContext& context);
+  // What is left to the context, and then the sequence. of_config: where it is opened by a plan, of the way taken.
   absl::Status OpenZone(const v1::OpenReply& opened, const std::string& context,
                         RetrievalConfig config, ThreadPool* pool,
                         std::shared_ptr<const HostRows> host_rows);
@@ -141,11 +128,6 @@ class Decoder {
   absl::Status CheckPrompt(const std::vector<TokenId>& prompt,
                            const GenerateOptions& options) const;
   absl::Status StartTrace(bool trace);
-  void BeginBlock(bool keep);
-  int64_t Resume(const std::vector<TokenId>& prompt, const GenerateOptions& options);
-  absl::Status Run(absl::Span<const TokenId> tokens, Position first_position, bool keep);
-  absl::StatusOr<TokenId> NextToken(Sampler& sampler, const GenerateOptions& options,
-                                    std::vector<float>& logits);
 
   const model::Checkpoint& checkpoint_;
   const DeviceConfig device_;
@@ -158,13 +140,10 @@ class Decoder {
   int64_t max_tokens_;                   // of context, prompt and answer together
   int64_t max_block_ = 1;                // tokens per pass: what one Query may carry
   std::unique_ptr<StoreClient> client_;  // null: the model alone
-  Observer observer_;
-  ZoneLimits limits_;                  // without rows: there is no context
-  std::unique_ptr<QueryTrace> trace_;  // of the last Generate; null: none was kept
-  std::vector<TokenId> sequence_;
-  int64_t given_up_ = 0;  // by the sequence
+  ZoneLimits limits_;                    // without rows: there is no context
+  std::unique_ptr<QueryTrace> trace_;    // of the last Generate; null: none was kept
   int64_t resumed_tokens_ = 0;
-  std::unique_ptr<ForwardPass> pass_;
+  std::unique_ptr<Sequence> sequence_;
 };
 
 }  // namespace carrel::decoder

@@ -1,6 +1,7 @@
 #include "decoder/generation.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -15,7 +16,6 @@ Generation::Generation(Decoder& decoder, std::vector<TokenId> prompt, GenerateOp
       prompt_(std::move(prompt)),
       options_(std::move(options)),
       sampler_(options_.sampling),
-      logits_(static_cast<size_t>(decoder.checkpoint_.config.vocab_size)),
       start_(absl::Now()) {}
 
 absl::StatusOr<Generation> Generation::Begin(Decoder& decoder, std::vector<TokenId> prompt,
@@ -27,10 +27,11 @@ absl::StatusOr<Generation> Generation::Begin(Decoder& decoder, std::vector<Token
   generation.sampler_.Saw(generation.options_.history);
   generation.sampler_.Saw(generation.prompt_);
   RETURN_IF_ERROR(decoder.StartTrace(generation.options_.trace));
-  generation.at_ = decoder.Resume(generation.prompt_, generation.options_);
+  const GenerateOptions& of = generation.options_;
+  generation.at_ =
+      decoder.sequence_->Sync(generation.prompt_, of.resume && !of.keep_logits, of.give_up);
   decoder.resumed_tokens_ = generation.at_;
-  decoder.pass_->set_wanted(generation.options_.wanted);
-  decoder.pass_->set_reading_prompt(true);
+  decoder.sequence_->set_wanted(of.wanted);
   return generation;
 }
 
@@ -40,44 +41,43 @@ absl::Span<const TokenId> Generation::Next() const {
                                               static_cast<size_t>(decoder_->max_block_));
 }
 
-Position Generation::position() const {
-  const Position begin = decoder_->context_tokens_ - decoder_->given_up_;
-  if (reading_prompt()) return begin + at_;
-  return begin + static_cast<int64_t>(prompt_.size() + result_.ids.size()) - 1;
-}
-
 bool Generation::NextAnswers() const {
   return at_ + decoder_->max_block_ >= static_cast<int64_t>(prompt_.size());
 }
 
-absl::Status Generation::Step() {
-  CARREL_CHECK(!done_);
-  const absl::Span<const TokenId> block = Next();
-  RETURN_IF_ERROR(decoder_->Run(block, position(), NextAnswers()));
-  return Take(block);
-}
-
-absl::Status Generation::Take(absl::Span<const TokenId> block) {
-  const bool read_prompt = reading_prompt();
-  const auto n = static_cast<int64_t>(block.size());
-  if (read_prompt) {
-    at_ += n;
-  } else {
-    ++result_.steps;
+// Greedily the device chooses, and logits need not come back.
+Slice Generation::NextSlice() {
+  const auto vocab = static_cast<size_t>(decoder_->checkpoint_.config.vocab_size);
+  Slice slice;
+  slice.sequence = decoder_->sequence_.get();
+  slice.tokens = Next();
+  slice.of_prompt = reading_prompt();
+  slice.wants_next = NextAnswers();
+  if (slice.wants_next && !options_.sampling.greedy()) {
+    logits_.resize(vocab);
+    slice.next_logits = logits_.data();
   }
   if (options_.keep_logits) {
     const size_t before = result_.logits.size();
-    result_.logits.resize(before + static_cast<size_t>(n) * logits_.size());
-    RETURN_IF_ERROR(decoder_->pass_->Logits(n, &result_.logits[before]));
+    result_.logits.resize(before + slice.tokens.size() * vocab);
+    slice.all_logits = &result_.logits[before];
   }
-  if (reading_prompt()) return absl::OkStatus();
-  const absl::StatusOr<TokenId> next = decoder_->NextToken(sampler_, options_, logits_);
+  return slice;
+}
+
+absl::Status Generation::Take(const Slice& slice, absl::StatusOr<TokenId> next) {
+  if (slice.of_prompt) {
+    at_ += static_cast<int64_t>(slice.tokens.size());
+    if (reading_prompt()) return absl::OkStatus();
+  } else {
+    ++result_.steps;
+  }
+  if (slice.next_logits != nullptr) next = sampler_.Sample(logits_);
   if (absl::IsInternal(next.status())) {  // a logit that is not a number
     return model::NameNonFinite(*decoder_->checkpoint_.weights, next.status());
   }
   ASSIGN_OR_RETURN(token_, next);
-  if (read_prompt) {
-    decoder_->pass_->set_reading_prompt(false);
+  if (slice.of_prompt) {
     prompt_end_ = absl::Now();
     result_.prompt_seconds = absl::ToDoubleSeconds(prompt_end_ - start_);
   }
@@ -102,32 +102,29 @@ absl::Status Generation::Emit() {
   sampler_.Saw({&token_, 1});
   if (options_.on_token) RETURN_IF_ERROR(options_.on_token(token_));
   if (full()) return end(StopReason::kMaxTokens);
-  if (position() >= decoder_->max_tokens_) return end(StopReason::kContextLength);
+  if (decoder_->sequence_->end() >= decoder_->max_tokens_) return end(StopReason::kContextLength);
   return absl::OkStatus();
 }
 
-std::vector<absl::Status> Generation::StepTogether(absl::Span<Generation* const> generations) {
-  std::vector<PassBlock> blocks;
-  for (const Generation* one : generations) {
-    CARREL_CHECK(!one->done_);
-    one->decoder_->BeginBlock(one->NextAnswers());
-    blocks.push_back(
-        {one->decoder_->pass_.get(), one->Next(), one->position(), one->NextAnswers(), {}});
+std::vector<absl::Status> Generation::Step(absl::Span<Generation* const> generations) {
+  std::map<Runner*, std::vector<size_t>> of_runners;
+  for (size_t i = 0; i < generations.size(); ++i) {
+    CARREL_CHECK(!generations[i]->done_);
+    of_runners[&generations[i]->decoder_->sequence_->runner()].push_back(i);
   }
-  if (blocks.empty()) return {};
-  blocks[0].pass->RunTogether(absl::MakeSpan(blocks));
-  std::vector<absl::Status> statuses;
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    Generation& one = *generations[i];
-    PassBlock& block = blocks[i];
-    if (block.status.ok()) {
-      block.status = CatchThrown("a generation", [&] {  // it is this one's: the others have read
-        one.decoder_->sequence_.insert(one.decoder_->sequence_.end(), block.tokens.begin(),
-                                       block.tokens.end());
-        return one.Take(block.tokens);
+  std::vector<absl::Status> statuses(generations.size());
+  for (const auto& [runner, those] : of_runners) {
+    std::vector<Slice> batch;
+    for (const size_t i : those) batch.push_back(generations[i]->NextSlice());
+    std::vector<SliceResult> results = runner->Step(batch);
+    for (size_t k = 0; k < those.size(); ++k) {
+      absl::Status& status = statuses[those[k]];
+      status = std::move(results[k].status);
+      if (!status.ok()) continue;
+      status = CatchThrown("a generation", [&] {  // it is this one's: the others have read
+        return generations[those[k]]->Take(batch[k], std::move(results[k].next));
       });
     }
-    statuses.push_back(std::move(block.status));
   }
   return statuses;
 }

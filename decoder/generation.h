@@ -1,9 +1,9 @@
 // What:   one answer on its way, a step at a time: blocks of the prompt, then token by token. Several
-//         answers, each of a decoder of its own, take turns, or go on by a step together: then the
-//         weights are read once for all of them, and every token has the bits that it has alone.
-// Errors: as Decoder::Generate. After one, or after done(), there is nothing more to do. Of a step together: what is
-//         thrown where one takes its token (on_token, sampling) is its status alone; what the pass of all throws is
-//         the caller's, who does not know how far each came: none of them goes on.
+//         answers, each of a decoder of its own, take turns, or go on by one step: then the weights are
+//         read once for all of them, and every token has the bits that it has alone.
+// Errors: as Decoder::Generate. After one, or after done(), there is nothing more to do. What is thrown where an
+//         answer takes its token (on_token, sampling) is its status alone; what a runner throws is the caller's,
+//         who does not know how far each came: none of them goes on.
 // Ownership: the decoder outlives it, and does nothing else until it is over.
 // Threads: one at a time.
 #pragma once
@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "decoder/decoder.h"
+#include "decoder/runner/batch.h"
 
 namespace carrel::decoder {
 
@@ -26,22 +27,20 @@ class Generation {
   bool reading_prompt() const { return at_ < static_cast<int64_t>(prompt_.size()); }
   bool done() const { return done_; }
   int64_t next_tokens() const { return static_cast<int64_t>(Next().size()); }  // of the next step
-  // The next block of the prompt, or the next token. Not when done.
-  absl::Status Step();
-  // The next step of each, of which none is done. Each one's status.
-  static std::vector<absl::Status> StepTogether(absl::Span<Generation* const> generations);
+  // The next step of each, of which none is done: a block of its prompt, or a token. Each one's status.
+  static std::vector<absl::Status> Step(absl::Span<Generation* const> generations);
+  absl::Status Step() { return Step({this})[0]; }
   GenerateResult TakeResult();
 
  private:
   Generation(Decoder& decoder, std::vector<TokenId> prompt, GenerateOptions options);
   // What is read next: a block of the prompt, or the token that is known.
   absl::Span<const TokenId> Next() const;
-  // Where its first token stands.
-  Position position() const;
-  // Whether it gives the answer's next token, and its queries are to be kept.
+  // Whether that gives the answer's next token, and its queries are to be kept.
   bool NextAnswers() const;
-  // After it was read; the logits of its last token give the next one.
-  absl::Status Take(absl::Span<const TokenId> block);
+  Slice NextSlice();
+  // After its step; what follows the last token is the next one.
+  absl::Status Take(const Slice& slice, absl::StatusOr<TokenId> next);
   // The token that is known now: part of the answer, or its end.
   absl::Status Emit();
 
@@ -50,7 +49,7 @@ class Generation {
   GenerateOptions options_;
   Sampler sampler_;
   GenerateResult result_;
-  std::vector<float> logits_;
+  std::vector<float> logits_;  // of the last token, where it is drawn by them
   absl::Time start_, prompt_end_;
   int64_t at_ = 0;  // tokens of the prompt that were read
   TokenId token_ = 0;

@@ -59,7 +59,7 @@ void AddStatistics(const Statistics& more, Statistics& sum) {
   sum.bytes_sent += more.bytes_sent;
   sum.bytes_received += more.bytes_received;
   sum.window_bytes += more.window_bytes;
-  sum.device_bytes += more.device_bytes - more.weight_bytes;
+  sum.device_bytes += more.device_bytes - more.shared_bytes;
 }
 
 }  // namespace carrel::decoder

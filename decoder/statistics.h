@@ -93,10 +93,11 @@ struct Statistics {
   int64_t window_bytes = 0;
   int64_t device_bytes = 0;  // of a GPU's memory, weights included
   int64_t weight_bytes = 0;  // of them, weights
+  int64_t shared_bytes = 0;  // of them, what other sequences use, too: weights, what steps need
 };
 
 // Adds another sequence's over the same context. Layers' numbers are added, but for what says how and slots; memory is,
-// but for the weights, which are counted once.
+// but for what is shared, which is counted once.
 void AddStatistics(const Statistics& more, Statistics& sum);
 
 }  // namespace carrel::decoder

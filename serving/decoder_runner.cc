@@ -80,12 +80,14 @@ class DecoderSlot final : public Slot {
   explicit DecoderSlot(std::unique_ptr<library::OpenDecoder> open) : open_(std::move(open)) {}
 
   absl::Span<const TokenId> sequence_tokens() const override {
-    return open_->decoder().sequence_tokens();
+    return open_->decoder().sequence().tokens();
   }
-  int64_t given_up() const override { return open_->decoder().given_up(); }
-  decoder::Sequence SaveSequence() const override { return open_->decoder().SaveSequence(); }
-  absl::Status RestoreSequence(decoder::Sequence sequence) override {
-    return open_->decoder().RestoreSequence(std::move(sequence));
+  int64_t given_up() const override { return open_->decoder().sequence().given_up(); }
+  decoder::SavedSequence SaveSequence() const override {
+    return open_->decoder().sequence().Save();
+  }
+  absl::Status RestoreSequence(decoder::SavedSequence sequence) override {
+    return open_->decoder().sequence().Restore(std::move(sequence));
   }
   bool has_document() const override { return has_document_; }
   absl::Status ReadDocument() override {
@@ -115,9 +117,9 @@ class DecoderSlot final : public Slot {
   }
 
   Schedule::Progress progress() const override {
-    return {generation().next_tokens(), generation().reading_prompt()};
+    return {answer_->generation->next_tokens(), answer_->generation->reading_prompt()};
   }
-  bool done() const override { return generation().done(); }
+  bool done() const override { return answer_->generation->done(); }
 
   absl::StatusOr<AnswerJob::Done> End(const absl::Status& status, bool cut) override {
     const absl::Cleanup over = [this] { answer_.reset(); };
@@ -125,8 +127,7 @@ class DecoderSlot final : public Slot {
     return ResultOf(*answer_, status);
   }
 
-  decoder::Generation& generation() { return *answer_->generation; }
-  const decoder::Generation& generation() const { return *answer_->generation; }
+  decoder::Generation* generation() override { return &*answer_->generation; }
 
  private:
   absl::StatusOr<AnswerJob::Done> ResultOf(Answer& answer, const absl::Status& given) {
@@ -210,10 +211,8 @@ class DecoderRunner final : public Runner {
 
   std::vector<absl::Status> Step(absl::Span<Slot* const> slots) override {
     std::vector<decoder::Generation*> generations;
-    for (Slot* const slot : slots) {
-      generations.push_back(&static_cast<DecoderSlot*>(slot)->generation());
-    }
-    return decoder::Generation::StepTogether(generations);
+    for (Slot* const slot : slots) generations.push_back(slot->generation());
+    return decoder::Generation::Step(generations);
   }
 
  private:

@@ -15,8 +15,8 @@
 //         and read again when it comes; the log says why.
 // Threads: any. Take and Sweep wait for the disk, and hold no lock meanwhile; all others never do.
 // Example: for (const std::string& content_id : cache.DocumentsOf(prompt)) ...;     // RestOf, with its tokens
-//          cache.Put({owner, decoder.SaveSequence(), prompt_tokens}, SteadyNow());
-//          if (auto before = cache.Take(owner, next_prompt)) decoder.RestoreSequence(before->sequence);
+//          cache.Put({owner, decoder.sequence().Save(), prompt_tokens}, SteadyNow());
+//          if (auto before = cache.Take(owner, next_prompt)) decoder.sequence().Restore(before->sequence);
 #pragma once
 
 #include <cstdint>
@@ -54,7 +54,7 @@ struct SequenceOwner {
 
 struct Conversation {
   SequenceOwner owner;
-  decoder::Sequence sequence;
+  decoder::SavedSequence sequence;
   int64_t prompt_tokens = 0;  // of the sequence: the rest is of its last answer
 };
 

@@ -19,6 +19,10 @@
 #include "serving/answer_job.h"
 #include "serving/schedule.h"
 
+namespace carrel::decoder {
+class Generation;
+}
+
 namespace carrel::serving {
 
 // A decoder over one context, and the sequence that it holds behind it. It gives one answer at a time.
@@ -26,11 +30,11 @@ class Slot {
  public:
   virtual ~Slot() = default;
 
-  // These are called between answers. SaveSequence gives no tokens where rows cannot be had (decoder/decoder.h).
+  // These are called between answers, as decoder/runner/sequence.h.
   virtual absl::Span<const TokenId> sequence_tokens() const = 0;
   virtual int64_t given_up() const = 0;
-  virtual decoder::Sequence SaveSequence() const = 0;
-  virtual absl::Status RestoreSequence(decoder::Sequence sequence) = 0;
+  virtual decoder::SavedSequence SaveSequence() const = 0;
+  virtual absl::Status RestoreSequence(decoder::SavedSequence sequence) = 0;
   // Sources need the document's text, which is read once.
   virtual bool has_document() const = 0;
   virtual absl::Status ReadDocument() = 0;
@@ -41,6 +45,8 @@ class Slot {
                              const std::atomic<bool>& stopping) = 0;
   virtual Schedule::Progress progress() const = 0;
   virtual bool done() const = 0;
+  // What a model's runner takes a step of; null: the slot is no model's.
+  virtual decoder::Generation* generation() { return nullptr; }
   // Ends the answer that was begun, in whatever state it is. status: of its last step. cut: the server ends it, and what
   // there is, is the answer.
   virtual absl::StatusOr<AnswerJob::Done> End(const absl::Status& status, bool cut) = 0;

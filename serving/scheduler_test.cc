@@ -71,10 +71,10 @@ class FakeSlot final : public Slot {
 
   absl::Span<const TokenId> sequence_tokens() const override { return sequence_; }
   int64_t given_up() const override { return given_up_; }
-  decoder::Sequence SaveSequence() const override {
+  decoder::SavedSequence SaveSequence() const override {
     return {given_up_, sequence_, std::vector<float>(sequence_.size() * 10, 1)};
   }
-  absl::Status RestoreSequence(decoder::Sequence sequence) override {
+  absl::Status RestoreSequence(decoder::SavedSequence sequence) override {
     if (sequence.rows != std::vector<float>(sequence.tokens.size() * 10, 1)) {
       return absl::DataLossError("other rows");
     }

@@ -207,7 +207,7 @@ TEST_F(SeamTest, DecodersThatGiveUpDifferently_GoTogether) {
       if (!one.done()) going.push_back(&one);
     }
     if (going.empty()) break;
-    for (const absl::Status& status : decoder::Generation::StepTogether(going)) {
+    for (const absl::Status& status : decoder::Generation::Step(going)) {
       CARREL_ASSERT_OK(status);
     }
   }
@@ -235,14 +235,14 @@ TEST_F(SeamTest, ASequenceIsGoneOnWithOnlyWhereAsMuchIsGivenUp) {
   ask(first, 4, false);
   EXPECT_EQ(ask(second, 1, true).ids, want1);
   EXPECT_EQ((**decoder)->resumed_tokens(), 0);
-  EXPECT_EQ((**decoder)->given_up(), 1);
+  EXPECT_EQ((**decoder)->sequence().given_up(), 1);
   ask(first, 4, false);
-  const decoder::Sequence kept = (**decoder)->SaveSequence();
+  const decoder::SavedSequence kept = (**decoder)->sequence().Save();
   EXPECT_EQ(kept.given_up, 4);
   EXPECT_EQ(ask(second, 4, true).ids, want4);
   EXPECT_EQ((**decoder)->resumed_tokens(), static_cast<int64_t>(first.size()));
   ask(first, 1, false);
-  CARREL_ASSERT_OK((**decoder)->RestoreSequence(kept));
+  CARREL_ASSERT_OK((**decoder)->sequence().Restore(kept));
   EXPECT_EQ(ask(second, 4, true).ids, want4);
   EXPECT_EQ((**decoder)->resumed_tokens(), static_cast<int64_t>(first.size()));
 }

@@ -140,7 +140,7 @@ TEST_P(TogetherTest, JoiningAndLeaving_EachHasTheBitsOfBeingAlone) {
       }
     }
     if (all_done) break;
-    for (const absl::Status& status : Generation::StepTogether(ready)) CARREL_ASSERT_OK(status);
+    for (const absl::Status& status : Generation::Step(ready)) CARREL_ASSERT_OK(status);
   }
   for (int64_t i = 0; i < kSequences; ++i) ExpectAsAlone(i, generations[i].TakeResult());
 }
@@ -177,7 +177,7 @@ class SharedQuestionTest : public TogetherTest {
     std::vector<Generation*> all;
     for (Generation& one : generations) all.push_back(&one);
     while (!all[0]->done()) {
-      for (const absl::Status& status : Generation::StepTogether(all)) CARREL_ASSERT_OK(status);
+      for (const absl::Status& status : Generation::Step(all)) CARREL_ASSERT_OK(status);
     }
     for (int64_t i = 0; i < kShared; ++i) {
       steps_ = alone_[i].steps;
@@ -227,7 +227,7 @@ TEST_P(TogetherTest, OneIsNotWantedAnyMore_TheOthersGoOn) {
       if (!one.done() && (&one != &generations[1] || cancelled.ok())) ready.push_back(&one);
     }
     if (ready.empty()) break;
-    const std::vector<absl::Status> statuses = Generation::StepTogether(ready);
+    const std::vector<absl::Status> statuses = Generation::Step(ready);
     for (size_t j = 0; j < ready.size(); ++j) {
       if (ready[j] == &generations[1]) {
         cancelled = statuses[j];

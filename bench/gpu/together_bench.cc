@@ -295,7 +295,7 @@ class Bench {
     for (int64_t step = 0; step < warm + kSteps; ++step) {
       if (step == warm) before_ = Banks(n);
       const absl::Time start = absl::Now();
-      for (const absl::Status& status : Generation::StepTogether(all)) RETURN_IF_ERROR(status);
+      for (const absl::Status& status : Generation::Step(all)) RETURN_IF_ERROR(status);
       if (step >= warm) ms.push_back(absl::ToDoubleMilliseconds(absl::Now() - start));
     }
     after_ = Banks(n);

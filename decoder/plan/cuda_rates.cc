@@ -118,11 +118,10 @@ class MadeUpLayer {
       RETURN_IF_CUDA_ERROR(kernels::WindowAttentionCuda(params, stream_.get()));
       return absl::OkStatus();
     }
-    if (selector_->attends(Layer(0))) {
-      return selector_->SelectAndAttend(Layer(0), q_.data(), 0, {out_.data(), lse_.data()},
-                                        stream_);
-    }
-    RETURN_IF_ERROR(selector_->Select(Layer(0), q_.data(), 0, stream_));
+    CudaChoice choice = {Layer(0), q_.data()};
+    if (selector_->attends(Layer(0))) choice.attend = {out_.data(), lse_.data()};
+    RETURN_IF_ERROR(selector_->Select(choice, stream_));
+    if (selector_->attends(Layer(0))) return absl::OkStatus();
     const CudaSelection selection = selector_->selection(Layer(0));
     auto params = Common<kernels::SparseAttentionCudaParams>();
     params.ids = selection.ids;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "decoder/select/cuda_choices.h"
 #include "decoder/select/cuda_methods.h"
 #include "decoder/select/key_scores.h"
 
@@ -86,11 +87,11 @@ CudaSelection CudaCandidates::selection(Layer layer, const int32_t* chosen) cons
   return {chosen, budget, budget, head_budgets_.of(layer), base_, head_budgets_.total(layer)};
 }
 
-kernels::RescoreRowsParams CudaCandidates::KeepParams(Layer layer, const uint16_t* q,
-                                                      int32_t* chosen,
-                                                      const CudaAttendSelected* attend) const {
+void CudaCandidates::AddKept(const CudaChoice& choice, int32_t* chosen, CudaChoices& to) const {
+  const Layer layer = choice.layer;
+  if (!rescores(layer)) return;
   kernels::RescoreRowsParams params;
-  params.q = q;
+  params.q = choice.q;
   params.kv = keys_.of(layer);
   params.candidates = ids_;
   params.kv_heads = shape_.heads.kv_heads;
@@ -102,19 +103,9 @@ kernels::RescoreRowsParams CudaCandidates::KeepParams(Layer layer, const uint16_
   params.scale = 1.0f / std::sqrt(static_cast<float>(shape_.heads.head_dim));
   params.ids = chosen;
   params.base = base_;
-  if (attend != nullptr) {
-    params.out = attend->out;
-    params.lse = attend->lse;
-  }
-  return params;
-}
-
-absl::Status CudaCandidates::Keep(Layer layer, const uint16_t* q, int32_t* chosen,
-                                  const CudaAttendSelected* attend,
-                                  const cuda::Stream& stream) const {
-  if (!rescores(layer)) return absl::OkStatus();
-  RETURN_IF_CUDA_ERROR(kernels::RescoreRows(KeepParams(layer, q, chosen, attend), stream.get()));
-  return absl::OkStatus();
+  params.out = choice.attend.out;
+  params.lse = choice.attend.lse;
+  to.by_keys.push_back(params);
 }
 
 }  // namespace carrel::decoder

@@ -3,7 +3,7 @@
 //         attended to in the same launch where that is wanted (kernels/select/rescore_rows).
 // Errors: Lay: InvalidArgument more candidates than the kernel serves: names method and bound.
 // Ownership: its memory is that of the arena; the keys outlive it.
-// Threads: one. Keep only enqueues and can be captured.
+// Threads: one.
 #pragma once
 
 #include <vector>
@@ -12,7 +12,6 @@
 #include "common/cuda/arena.h"
 #include "decoder/select/cuda_head_budgets.h"
 #include "decoder/select/cuda_row_selector.h"
-#include "kernels/select/rescore_rows/rescore_rows.h"
 
 namespace carrel::decoder {
 
@@ -33,25 +32,21 @@ class CudaCandidates {
   int32_t* Ids(Layer layer, int32_t* chosen) const;
   // Whether there are more of them than the layer's budget.
   bool rescores(Layer layer) const { return Count(layer) > shape_.budgets[layer.value()]; }
-  // After that: the best of them into chosen [kv_heads, budget]. Nothing where they are as many.
-  // attend: null, or where rescores(layer).
-  absl::Status Keep(Layer layer, const uint16_t* q, int32_t* chosen,
-                    const CudaAttendSelected* attend, const cuda::Stream& stream) const;
-  // rescores(layer): what Keep enqueues.
-  kernels::RescoreRowsParams KeepParams(Layer layer, const uint16_t* q, int32_t* chosen,
-                                        const CudaAttendSelected* attend) const;
-  // What Keep chose, of a method that put it there.
+  // Where there are: adds what keeps the best of them in chosen [kv_heads, budget], and attends to them if that
+  // is wanted. Nothing where they are as many.
+  void AddKept(const CudaChoice& choice, int32_t* chosen, CudaChoices& to) const;
+  // What that chose, of a method that put it there.
   CudaSelection selection(Layer layer, const int32_t* chosen) const;
 
  private:
-  // What Keep writes.
+  // What AddKept writes.
   void LayIds(cuda::DeviceArena& arena);
 
   CudaZoneShape shape_;
   int64_t oversample_ = 1;
   CudaKeys keys_;
   int32_t* ids_ = nullptr;  // [kv_heads, most of any layer], of the layer in turn
-  float* base_ = nullptr;   // [q_heads], likewise: what Keep's scores were taken less of
+  float* base_ = nullptr;   // [q_heads], likewise: what its scores were taken less of
   CudaHeadBudgets head_budgets_;
 };
 

@@ -38,11 +38,11 @@ class CudaExactSelector final : public CudaRowSelector {
 
   absl::Status Load(const CudaSelectorInput&) override { return head_budgets_.Load(); }
 
-  absl::Status Select(Layer layer, const uint16_t* q, int64_t,
-                      const cuda::Stream& stream) const override {
+  absl::Status Enqueue(const CudaChoice& choice, const cuda::Stream& stream) const override {
+    const Layer layer = choice.layer;
     kernels::GroupTopKParams best = SelectionOf(shape_);
     kernels::DotScoreCudaParams dot;
-    dot.q = q;
+    dot.q = choice.q;
     dot.kv = keys_.of(layer);
     dot.kv_heads = shape_.heads.kv_heads;
     dot.group = shape_.heads.group();

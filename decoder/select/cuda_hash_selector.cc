@@ -101,25 +101,19 @@ class CudaHashSelector final : public CudaRowSelector {
                                           : LoadCodes(*input.host_rows);
   }
 
-  absl::Status Select(Layer layer, const uint16_t* q, int64_t,
-                      const cuda::Stream& stream) const override {
-    return Choose(layer, q, nullptr, stream);
-  }
   bool attends(Layer layer) const override { return candidates_.rescores(layer); }
-  absl::Status SelectAndAttend(Layer layer, const uint16_t* q, int64_t,
-                               const CudaAttendSelected& attend,
-                               const cuda::Stream& stream) const override {
-    return Choose(layer, q, &attend, stream);
+  bool shares_launches() const override { return config_.query != HashQuery::kSigns; }
+  void Add(const CudaChoice& choice, CudaChoices& to) const override {
+    int32_t* const chosen = ids_[choice.layer.value()];
+    if (shares_launches()) {
+      to.by_codes.push_back(ByWeights(choice.layer, choice.q, chosen));
+    } else {
+      to.alone.emplace_back(this, choice);
+    }
+    candidates_.AddKept(choice, chosen, to);
   }
-
-  bool AddChoice(Layer layer, const uint16_t* q, const CudaAttendSelected* attend,
-                 CudaChoices& to) const override {
-    if (config_.query == HashQuery::kSigns) return false;
-    int32_t* chosen = ids_[layer.value()];
-    to.by_codes.push_back(ByWeights(layer, q, chosen));
-    if (candidates_.rescores(layer))
-      to.by_keys.push_back(candidates_.KeepParams(layer, q, chosen, attend));
-    return true;
+  absl::Status Enqueue(const CudaChoice& choice, const cuda::Stream& stream) const override {
+    return SelectBySigns(choice.layer, choice.q, ids_[choice.layer.value()], stream);
   }
 
   CudaSelection selection(Layer layer) const override {
@@ -204,17 +198,6 @@ class CudaHashSelector final : public CudaRowSelector {
       }
     }
     return absl::OkStatus();
-  }
-
-  absl::Status Choose(Layer layer, const uint16_t* q, const CudaAttendSelected* attend,
-                      const cuda::Stream& stream) const {
-    int32_t* chosen = ids_[layer.value()];
-    if (config_.query == HashQuery::kSigns) {
-      RETURN_IF_ERROR(SelectBySigns(layer, q, chosen, stream));
-    } else {
-      RETURN_IF_CUDA_ERROR(kernels::CodeTopK(ByWeights(layer, q, chosen), stream.get()));
-    }
-    return candidates_.Keep(layer, q, chosen, attend, stream);
   }
 
   absl::Status SelectBySigns(Layer layer, const uint16_t* q, int32_t* chosen,

@@ -27,11 +27,11 @@ class CudaHipSelector final : public CudaRowSelector {
     return step > 0 && step % config_.refresh != 0 ? 1 : 0;
   }
 
-  absl::Status Select(Layer layer, const uint16_t* q, int64_t phase,
-                      const cuda::Stream& stream) const override {
-    if (phase > 0) return absl::OkStatus();
+  absl::Status Enqueue(const CudaChoice& choice, const cuda::Stream& stream) const override {
+    const Layer layer = choice.layer;
+    if (choice.phase > 0) return absl::OkStatus();
     kernels::HipSelectParams params;
-    params.q = q;
+    params.q = choice.q;
     params.kv = keys_.of(layer);
     params.kv_heads = shape_.heads.kv_heads;
     params.group = shape_.heads.group();

@@ -113,14 +113,14 @@ class CudaInfiniteHipSelector final : public CudaRowSelector {
     return phase;
   }
 
-  absl::Status Select(Layer layer, const uint16_t* q, int64_t phase,
-                      const cuda::Stream& stream) const override {
+  absl::Status Enqueue(const CudaChoice& choice, const cuda::Stream& stream) const override {
+    const Layer layer = choice.layer;
     const std::vector<Stage>& plan = plans_[layer.value()];
     const LayerBuffers& buffers = buffers_[layer.value()];
     for (size_t i = 0; i < plan.size(); ++i) {
-      if (plan[i].number < phase) continue;
+      if (plan[i].number < choice.phase) continue;
       kernels::InfiniteHipStageParams params = ParamsOf(shape_, plan[i]);
-      params.q = q;
+      params.q = choice.q;
       params.kv = keys_.of(layer);
       if (i > 0) {
         params.in = buffers.ranges[i - 1];

@@ -7,6 +7,7 @@
 #include "common/cuda/status.h"
 #include "common/status.h"
 #include "decoder/select/cuda_candidates.h"
+#include "decoder/select/cuda_choices.h"
 #include "decoder/select/cuda_methods.h"
 
 namespace carrel::decoder {
@@ -94,10 +95,19 @@ absl::StatusOr<int64_t> CudaRowSelectorBytes(const SelectorConfig& config,
   return plan.bytes();
 }
 
-absl::Status CudaRowSelector::SelectAndAttend(Layer layer, const uint16_t*, int64_t,
-                                              const CudaAttendSelected&,
-                                              const cuda::Stream&) const {
-  return absl::InternalError(absl::StrCat("layer ", layer.value(), ": its method does not attend"));
+void CudaRowSelector::Add(const CudaChoice& choice, CudaChoices& to) const {
+  to.alone.emplace_back(this, choice);
+}
+
+absl::Status CudaRowSelector::Enqueue(const CudaChoice& choice, const cuda::Stream&) const {
+  return absl::InternalError(
+      absl::StrCat("layer ", choice.layer.value(), ": its method enqueues nothing by itself"));
+}
+
+absl::Status CudaRowSelector::Select(const CudaChoice& choice, const cuda::Stream& stream) const {
+  CudaChoices choices;
+  Add(choice, choices);
+  return choices.Launch(stream);
 }
 
 absl::StatusOr<std::unique_ptr<CudaRowSelector>> CudaRowSelector::Fork(

@@ -10,7 +10,7 @@
 // Errors: Make: InvalidArgument a config or budget that the GPU's kernels do not serve, named;
 //         NotFound what the context lacks; ResourceExhausted device memory.
 // Ownership: the keys outlive this.
-// Threads: one. Select only enqueues and can be captured.
+// Threads: one. Select and Enqueue only enqueue and can be captured.
 #pragma once
 
 #include <cstdint>
@@ -81,6 +81,14 @@ struct CudaAttendSelected {
   float* lse = nullptr;
 };
 
+// Of one token. attend: attention to what it chooses, too; null: not wanted.
+struct CudaChoice {
+  Layer layer;
+  const uint16_t* q = nullptr;
+  int64_t phase = 0;
+  CudaAttendSelected attend = {};
+};
+
 // What a selector is made of; of memory that is only planned: shape and host_rows.
 struct CudaSelectorInput {
   const CudaZoneShape& shape;
@@ -98,25 +106,20 @@ class CudaRowSelector {
   // What it keeps of the zone, once its memory is there. Reads keys and waits for the stream.
   virtual absl::Status Load(const CudaSelectorInput& input) = 0;
 
-  // For layers that are not dense.
-  virtual absl::Status Select(Layer layer, const uint16_t* q, int64_t phase,
-                              const cuda::Stream& stream) const = 0;
+  // Adds a choice in a layer that is not dense, to be launched with other sequences'. What it leaves is its
+  // selection(layer).
+  virtual void Add(const CudaChoice& choice, CudaChoices& to) const;
+  // Of what was added to go alone: enqueues it, up to what is chosen by keys.
+  virtual absl::Status Enqueue(const CudaChoice&, const cuda::Stream&) const;
+  // Whether all of it is launched with others'.
+  virtual bool shares_launches() const { return false; }
+  // Add, launched.
+  absl::Status Select(const CudaChoice& choice, const cuda::Stream& stream) const;
   virtual CudaSelection selection(Layer layer) const = 0;
 
   // Whether the launch that selects a layer's rows can attend to them: its keys lie in device memory
   // and are read for their scores anyway.
   virtual bool attends(Layer) const { return false; }
-  // attends(layer): Select, and attention to what it selects.
-  virtual absl::Status SelectAndAttend(Layer layer, const uint16_t* q, int64_t phase,
-                                       const CudaAttendSelected& attend,
-                                       const cuda::Stream& stream) const;
-
-  // Adds what Select enqueues, or SelectAndAttend where `attend` is not null, to be launched with what other
-  // sequences choose. False: it adds nothing, and is to be called.
-  virtual bool AddChoice(Layer, const uint16_t*, const CudaAttendSelected*, CudaChoices&) const {
-    return false;
-  }
-
   // Its memory is freed with it.
   void Keep(cuda::DeviceArena arena) { arena_ = std::move(arena); }
   // What CudaRowSelectorBytes said.

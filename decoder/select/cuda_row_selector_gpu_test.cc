@@ -152,8 +152,9 @@ void CudaRowSelectorGpuTest::RunSequence(const AttentionShape& heads, int64_t to
   const Layer layer(heads.layers - 1);
   std::vector<cuda::Graph> graphs;
   for (int64_t phase = 0; phase < (*gpu)->phases(); ++phase) {
-    auto graph = cuda::Graph::Capture(
-        stream_, [&] { return (*gpu)->Select(layer, q->data(), phase, stream_); });
+    auto graph = cuda::Graph::Capture(stream_, [&] {
+      return (*gpu)->Select({layer, q->data(), phase}, stream_);
+    });
     CARREL_ASSERT_OK(graph);
     graphs.push_back(*std::move(graph));
   }
@@ -277,8 +278,8 @@ TEST_P(CudaRowSelectorGpuTest, HeadsOwnBudgets_AndAttentionInTheSameLaunch) {
   const auto of_heads = MakeCudaRowSelector(config, shape, keys, &stored, &pool_, stream_);
   CARREL_ASSERT_OK(of_heads);
   const Layer layer(0);
-  CARREL_ASSERT_OK((*of_layer)->Select(layer, rows.device_q.data(), 0, stream_));
-  CARREL_ASSERT_OK((*of_heads)->Select(layer, rows.device_q.data(), 0, stream_));
+  CARREL_ASSERT_OK((*of_layer)->Select({layer, rows.device_q.data()}, stream_));
+  CARREL_ASSERT_OK((*of_heads)->Select({layer, rows.device_q.data()}, stream_));
   CARREL_ASSERT_OK(stream_.Synchronize());
   const auto all = Selected(**of_layer, layer, heads.kv_heads);
   const auto own = Selected(**of_heads, layer, heads.kv_heads);
@@ -301,8 +302,8 @@ TEST_P(CudaRowSelectorGpuTest, HeadsOwnBudgets_AndAttentionInTheSameLaunch) {
   auto lse = cuda::DeviceBuffer<float>::Create(heads.q_heads);
   CARREL_ASSERT_OK(out);
   CARREL_ASSERT_OK(lse);
-  CARREL_ASSERT_OK((*of_heads)->SelectAndAttend(layer, rows.device_q.data(), 0,
-                                                {out->data(), lse->data()}, stream_));
+  CARREL_ASSERT_OK(
+      (*of_heads)->Select({layer, rows.device_q.data(), 0, {out->data(), lse->data()}}, stream_));
   CARREL_ASSERT_OK(stream_.Synchronize());
   EXPECT_EQ(Selected(**of_heads, layer, heads.kv_heads), own);
   std::vector<float> found(static_cast<size_t>(out->size())), found_lse(12), expected, expected_lse;
@@ -337,7 +338,7 @@ TEST_P(CudaRowSelectorGpuTest, Another_ChoosesWhatTheFirstDoes_AndLeavesItsChoic
   EXPECT_EQ((*another)->bytes(), *CudaAnotherBytes(config, shape, &stored));
   const Layer layer(0);
   const auto choose = [&](const CudaRowSelector& selector, const DeviceRows& queries) {
-    CARREL_EXPECT_OK(selector.Select(layer, queries.device_q.data(), 0, stream_));
+    CARREL_EXPECT_OK(selector.Select({layer, queries.device_q.data()}, stream_));
     CARREL_EXPECT_OK(stream_.Synchronize());
     return Selected(selector, layer, heads.kv_heads);
   };

@@ -1,5 +1,6 @@
 #include "decoder/select/cuda_score_selector.h"
 
+#include "decoder/select/cuda_choices.h"
 #include "decoder/select/cuda_methods.h"
 #include "kernels/select/topk/topk_cuda.h"
 
@@ -19,21 +20,15 @@ absl::Status CudaScoreSelector::Lay(const char* method, int64_t oversample, cons
   return absl::OkStatus();
 }
 
-absl::Status CudaScoreSelector::Select(Layer layer, const uint16_t* q, int64_t,
-                                       const cuda::Stream& stream) const {
-  return Choose(layer, q, nullptr, stream);
+void CudaScoreSelector::Add(const CudaChoice& choice, CudaChoices& to) const {
+  to.alone.emplace_back(this, choice);
+  candidates_.AddKept(choice, ids_, to);
 }
 
-absl::Status CudaScoreSelector::SelectAndAttend(Layer layer, const uint16_t* q, int64_t,
-                                                const CudaAttendSelected& attend,
-                                                const cuda::Stream& stream) const {
-  return Choose(layer, q, &attend, stream);
-}
-
-absl::Status CudaScoreSelector::Choose(Layer layer, const uint16_t* q,
-                                       const CudaAttendSelected* attend,
-                                       const cuda::Stream& stream) const {
-  RETURN_IF_ERROR(Score(layer, q, scores_, Stride(shape_), stream));
+absl::Status CudaScoreSelector::Enqueue(const CudaChoice& choice,
+                                        const cuda::Stream& stream) const {
+  const Layer layer = choice.layer;
+  RETURN_IF_ERROR(Score(layer, choice.q, scores_, Stride(shape_), stream));
   kernels::TopKCudaParams best;
   best.scores = scores_;
   best.kv_heads = shape_.heads.kv_heads;
@@ -44,7 +39,7 @@ absl::Status CudaScoreSelector::Choose(Layer layer, const uint16_t* q,
   best.workspace = workspace_;
   best.sorted = false;
   RETURN_IF_CUDA_ERROR(kernels::TopKCuda(best, stream.get()));
-  return candidates_.Keep(layer, q, ids_, attend, stream);
+  return absl::OkStatus();
 }
 
 CudaSelection CudaScoreSelector::selection(Layer layer) const {

@@ -13,12 +13,9 @@ namespace carrel::decoder {
 class CudaScoreSelector : public CudaRowSelector {
  public:
   absl::Status Load(const CudaSelectorInput&) override { return candidates_.Load(); }
-  absl::Status Select(Layer layer, const uint16_t* q, int64_t phase,
-                      const cuda::Stream& stream) const final;
+  void Add(const CudaChoice& choice, CudaChoices& to) const final;
+  absl::Status Enqueue(const CudaChoice& choice, const cuda::Stream& stream) const final;
   bool attends(Layer layer) const final { return candidates_.rescores(layer); }
-  absl::Status SelectAndAttend(Layer layer, const uint16_t* q, int64_t phase,
-                               const CudaAttendSelected& attend,
-                               const cuda::Stream& stream) const final;
   CudaSelection selection(Layer layer) const final;
 
  protected:
@@ -33,9 +30,6 @@ class CudaScoreSelector : public CudaRowSelector {
   const CudaZoneShape shape_;
 
  private:
-  absl::Status Choose(Layer layer, const uint16_t* q, const CudaAttendSelected* attend,
-                      const cuda::Stream& stream) const;
-
   float* scores_ = nullptr;  // [kv_heads, stride]
   int32_t* ids_ = nullptr;   // [kv_heads, most of any layer], of the layer in turn
   CudaCandidates candidates_;

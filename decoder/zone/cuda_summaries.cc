@@ -65,9 +65,10 @@ absl::Status CudaSummaries::Upload(Layer layer, const HostRows& rows, ThreadPool
   return absl::OkStatus();
 }
 
-absl::Status CudaSummaries::Attend(Layer layer, const uint16_t* q, const CudaSelection& selection,
-                                   const SelectedRows& selected, float* out, float* lse,
-                                   const cuda::Stream& stream) const {
+kernels::SummaryAttentionCudaParams CudaSummaries::ToRest(Layer layer, const uint16_t* q,
+                                                          const CudaSelection& selection,
+                                                          const SelectedRows& selected, float* out,
+                                                          float* lse) const {
   const LayerTable& table = layers_[static_cast<size_t>(layer.value())];
   kernels::SummaryAttentionCudaParams params;
   params.q = q;
@@ -89,8 +90,7 @@ absl::Status CudaSummaries::Attend(Layer layer, const uint16_t* q, const CudaSel
   params.out = out;
   params.lse = lse;
   params.workspace = workspace_;
-  RETURN_IF_CUDA_ERROR(kernels::AttendSummariesCuda(params, stream.get()));
-  return absl::OkStatus();
+  return params;
 }
 
 }  // namespace carrel::decoder

@@ -3,7 +3,7 @@
 // Shapes: as kernels/attention/summary_attention/summary_attention_cuda.h, of each layer.
 // Errors: DataLoss damaged summaries.
 // Ownership: keeps nothing of the host's; its memory is that of the arena.
-// Threads: one. Attend only enqueues and can be captured.
+// Threads: one.
 // Cost:   2 head_dim + 16 bytes per cluster, and a byte per row, of each KV head.
 #pragma once
 
@@ -39,10 +39,11 @@ class CudaSummaries {
     int64_t places_stride = 0;
     bool gathered = false;  // instead: in the order of the selection
   };
-  // What was not selected joins (out, lse) of attention to what was; q, out, lse as CudaDeviceZone::Attend.
-  absl::Status Attend(Layer layer, const uint16_t* q, const CudaSelection& selection,
-                      const SelectedRows& selected, float* out, float* lse,
-                      const cuda::Stream& stream) const;
+  // What was not selected joins (out [q_heads, head_dim], lse [q_heads]) of attention to what was.
+  kernels::SummaryAttentionCudaParams ToRest(Layer layer, const uint16_t* q,
+                                             const CudaSelection& selection,
+                                             const SelectedRows& selected, float* out,
+                                             float* lse) const;
 
  private:
   struct LayerTable {

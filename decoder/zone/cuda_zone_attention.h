@@ -1,7 +1,7 @@
 // What:      the zone's part of a sequence's attention where a GPU runs the model, wherever the zone
 //            lives: cuda_store_zone.h asks a store, cuda_device_zone.h holds the rows on the GPU,
 //            cuda_host_zone.h in pinned memory of this host. This class is a zone without rows.
-//            Per layer and block of tokens: TakeQueries, Predict, TakeWindow, Attend enqueue only and
+//            Per layer and slice of tokens: TakeQueries, Predict, TakeWindow, Add, Attend enqueue only and
 //            can be captured; where asks_host(), QueriesEnqueued, Ask and Answer run between them, each
 //            time, in this host. Of several sequences all may ask before the first is answered.
 // Shapes:    queries [n, q_heads, head_dim] after RoPE, f32 and rounded to bf16; out
@@ -38,8 +38,8 @@ class CudaZoneAttention {
   virtual ~CudaZoneAttention() = default;
 
   // The device memory that Load takes if nobody shares any of it.
-  virtual absl::StatusOr<int64_t> Bytes() const { return 0; }
-  // Of it, what other sequences over the same context share (cuda_shared.h), and whether one does now.
+  virtual absl::StatusOr<int64_t> Bytes() { return 0; }
+  // Of it, what other sequences over the same context share (shared.h), and whether one does now.
   virtual absl::StatusOr<int64_t> ShareableBytes() const { return 0; }
   virtual bool shareable_held() const { return false; }
   // block: tokens at once, at most.
@@ -70,15 +70,15 @@ class CudaZoneAttention {
   virtual absl::Status TakeWindow(Layer, const float*, int64_t, const cuda::Stream&) {
     return absl::OkStatus();
   }
-  // Leaves `to` as it is where there are no rows.
+  // Adds the attention of one token, q rounded, to what is launched for several sequences at once. Both leave
+  // `to` as it is where there are no rows.
+  virtual void Add(Layer, const uint16_t*, int64_t, const CudaPartial&, CudaZoneWork&) const {}
+  // Whether part of that is launched for this sequence alone.
+  virtual bool adds_alone() const { return false; }
+  // Enqueues that of a slice of a prompt, and of what this host answered.
   virtual absl::Status Attend(Layer, const CudaQueries&, int64_t, const CudaPartial&,
                               const cuda::Stream&) {
     return absl::OkStatus();
-  }
-  // Adds what Attend of one token enqueues, to be launched with other sequences'. False: adds nothing, and
-  // Attend is to be called.
-  virtual bool AddWork(Layer, const uint16_t*, const CudaPartial&, CudaZoneWork&) const {
-    return false;
   }
   // At the end of every block of tokens.
   virtual absl::Status CopyCounters(const cuda::Stream&) { return absl::OkStatus(); }

@@ -5,6 +5,8 @@
 #include <utility>
 #include <variant>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
@@ -37,16 +39,23 @@ StoreQueries::StoreQueries(const OpenedContext& context)
       selections_(context.selections),
       client_(context.client) {}
 
-bool StoreQueries::AskAs(const StoreQueries& other) const {
-  for (const RetrievalConfig* one : {&config_, &other.config_}) {
-    if (one->want != Want::kAttend || one->prefetch != Prefetch::kOff || one->measure) return false;
+std::string StoreQueries::batch_key() const {
+  if (config_.want != Want::kAttend || config_.prefetch != Prefetch::kOff || config_.measure ||
+      content_id_.empty()) {
+    return "";
   }
-  const bool known = std::all_of(selections_.begin(), selections_.end(), [](const auto& selection) {
-    return std::holds_alternative<select::TopK>(selection) || select::IsAll(selection);
-  });
-  return known && !content_id_.empty() && content_id_ == other.content_id_ &&
-         zone_ == other.zone_ && selections_ == other.selections_ &&
-         config_.effort == other.config_.effort && estimate_ == other.estimate_;
+  std::string key = absl::StrCat(content_id_, " ", zone_.begin, " ", zone_.end, " ", config_.effort,
+                                 estimate_ ? " estimated" : "");
+  for (const select::Selection& selection : selections_) {
+    const auto* const top_k = std::get_if<select::TopK>(&selection);
+    if (top_k == nullptr && !select::IsAll(selection)) return "";  // as many as scores say
+    if (top_k == nullptr) {
+      key += " all";
+    } else {
+      absl::StrAppend(&key, " ", top_k->rows, ":", absl::StrJoin(top_k->of_head, ","));
+    }
+  }
+  return key;
 }
 
 v1::Query StoreQueries::Make(Layer layer, const float* q, int64_t n) const {

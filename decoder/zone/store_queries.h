@@ -38,9 +38,9 @@ class StoreQueries {
   bool all_rows(Layer layer) const { return select::IsAll(selection(layer)); }
   StoreClient* client() const { return client_; }
 
-  // Whether both make the same query of the same numbers, over the same content, and nothing of its
-  // reply is kept or measured.
-  bool AskAs(const StoreQueries& other) const;
+  // Queries with one key are the same of the same numbers, over the same content, and nothing of their
+  // replies is kept or measured; empty: there are none like these.
+  std::string batch_key() const;
 
   // What the layer attends to, for q [n, q_heads, head_dim].
   v1::Query Make(Layer layer, const float* q, int64_t n) const;

@@ -29,11 +29,6 @@ StoreZone::StoreZone(const OpenedContext& context, std::vector<LayerStatistics>*
     (*statistics_)[layer].selection = context.selections[static_cast<size_t>(layer)];
 }
 
-bool StoreZone::AsksAs(const ZoneAttention& other) const {
-  const auto* zone = dynamic_cast<const StoreZone*>(&other);
-  return zone != nullptr && queries_.AskAs(zone->queries_);
-}
-
 std::vector<int64_t> StoreZone::CacheSlots() const {
   const auto slots = RowCache::Slots(config_, shape_, queries_.selections(), zone_.rows());
   CARREL_CHECK(slots.ok());  // Decoder::Open asked

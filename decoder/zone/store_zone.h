@@ -53,7 +53,7 @@ class StoreZone final : public ZoneAttention {
   absl::Status MeasureOutput(Layer layer, const float* q, int64_t n, const Partial& zone,
                              const Partial& window) override;
 
-  bool AsksAs(const ZoneAttention& other) const override;
+  std::string batch_key() const override { return queries_.batch_key(); }
 
   // A prompt is being read: thresholds may be calibrated.
   void set_reading_prompt(bool reading) override { reading_prompt_ = reading; }

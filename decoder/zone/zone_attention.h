@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -31,9 +32,10 @@ class ZoneAttention {
   virtual absl::Status MeasureOutput(Layer layer, const float* q, int64_t n, const Partial& zone,
                                      const Partial& window) = 0;
 
-  // Whether the other's tokens can be asked for with this one's in one question, each getting the bits
-  // that it gets alone: the same rows, chosen in the same way, by as many as are known before.
-  virtual bool AsksAs(const ZoneAttention&) const { return false; }
+  // Zones with one key, unless it is empty, may be asked for each other's tokens in one question, each token
+  // getting the bits that it gets alone: the same rows, chosen in the same way, by as many as are known
+  // before; nothing of the answer is kept or measured.
+  virtual std::string batch_key() const { return ""; }
 
   virtual void set_reading_prompt(bool reading) = 0;
   // Gives up what is in flight: the sequence is over or failed.

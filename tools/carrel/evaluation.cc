@@ -53,9 +53,7 @@ class Asker {
         going.push_back(&one);
         generations.push_back(&*one.generation);
       }
-      const std::vector<absl::Status> steps =
-          generations.size() == 1 ? std::vector<absl::Status>{generations[0]->Step()}
-                                  : decoder::Generation::StepTogether(generations);
+      const std::vector<absl::Status> steps = decoder::Generation::Step(generations);
       for (size_t i = 0; i < going.size(); ++i) {
         RETURN_IF_ERROR(Named(*going[i], steps[i]));
         if (going[i]->generation->done()) RETURN_IF_ERROR(Named(*going[i], End(*going[i])));

@@ -1,4 +1,4 @@
-#include "decoder/forward/query_drift.h"
+#include "decoder/runner/query_drift.h"
 
 #include <cstring>
 #include <utility>

@@ -1,5 +1,5 @@
-// What:   parts of a zone that do not change once they are made (a context's rows, what a method keeps of its
-//         keys), held once for all sequences of this process that want the same.
+// What:   what sequences of this process share, held once for all that want the same: parts of a zone that do
+//         not change once they are made (a context's rows, what a method keeps of its keys), runners.
 // Ownership: shared; goes with the last who holds it.
 // Threads: any. Who wants what is being made waits for it; so does who wants another of the same type.
 #pragma once
@@ -18,32 +18,32 @@
 namespace carrel::decoder {
 
 template <class T>
-class CudaShared {
+class Shared {
  public:
-  using Made = absl::StatusOr<std::shared_ptr<const T>>;
+  using Made = absl::StatusOr<std::shared_ptr<T>>;
 
   // key: what says all that `make` depends on; empty: that cannot be said, and it is the caller's own.
   static Made Of(const std::string& key, absl::FunctionRef<Made()> make) {
     if (key.empty()) return make();
-    CudaShared& all = OfProcess();
+    Shared& all = OfProcess();
     absl::MutexLock lock(&all.mu_);
-    if (std::shared_ptr<const T> found = all.Find(key); found != nullptr) return found;
-    ASSIGN_OR_RETURN(std::shared_ptr<const T> made, make());
+    if (std::shared_ptr<T> found = all.Find(key); found != nullptr) return found;
+    ASSIGN_OR_RETURN(std::shared_ptr<T> made, make());
     all.held_.emplace_back(key, made);
     return made;
   }
   static bool Held(const std::string& key) {
-    CudaShared& all = OfProcess();
+    Shared& all = OfProcess();
     absl::MutexLock lock(&all.mu_);
     return !key.empty() && all.Find(key) != nullptr;
   }
 
  private:
-  static CudaShared& OfProcess() {
-    static auto* const all = new CudaShared;
+  static Shared& OfProcess() {
+    static auto* const all = new Shared;
     return *all;
   }
-  std::shared_ptr<const T> Find(const std::string& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  std::shared_ptr<T> Find(const std::string& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     held_.remove_if([](const auto& one) { return one.second.expired(); });
     for (const auto& [of, held] : held_) {
       if (of == key) return held.lock();
@@ -52,7 +52,7 @@ class CudaShared {
   }
 
   absl::Mutex mu_;
-  std::list<std::pair<std::string, std::weak_ptr<const T>>> held_ ABSL_GUARDED_BY(mu_);
+  std::list<std::pair<std::string, std::weak_ptr<T>>> held_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace carrel::decoder

@@ -7,8 +7,8 @@
 //         turned; rows are the CPU's but for ties within that rounding.
 // Source: InfiniteHiP (docs/methods.md). Every token is a block of its own to the kernels of sparse
 //         prefill (kernels/select/block_prune, kernels/attention/block_sparse_attention).
-// Errors: Unimplemented a shape or stages that the kernels do not run (names them); those of
-//         forward_pass.h.
+//         A runner of one sequence: nothing is shared with others.
+// Errors: Unimplemented a shape or stages that the kernels do not run (names them); those of runner.h.
 // Ownership: copies the rows; keeps none of what it is given.
 // Threads: one caller.
 // Cost:   no graphs: some 20 launches per layer and token. Memory: 4 bytes * kv_heads * head_dim per
@@ -18,11 +18,11 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "decoder/forward/forward_pass.h"
+#include "decoder/runner/runner.h"
 
 namespace carrel::decoder {
 
-absl::StatusOr<std::unique_ptr<ForwardPass>> MakeCudaRepositionedPass(
-    const model::Checkpoint& checkpoint, const OpenedContext& context);
+absl::StatusOr<std::unique_ptr<Sequence>> OpenCudaRepositioned(const model::Checkpoint& checkpoint,
+                                                               const OpenedContext& context);
 
 }  // namespace carrel::decoder

@@ -1,4 +1,4 @@
-#include "decoder/forward/repositioned_attention.h"
+#include "decoder/runner/repositioned_attention.h"
 
 #include <algorithm>
 #include <cmath>

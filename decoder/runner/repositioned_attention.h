@@ -22,18 +22,19 @@
 #include "absl/status/statusor.h"
 #include "common/thread_pool.h"
 #include "decoder/config.h"
-#include "decoder/forward/sequence_attention.h"
 #include "decoder/select/host_rows.h"
 #include "decoder/select/row_selector.h"
+#include "decoder/statistics.h"
 #include "decoder/window/partial.h"
 #include "decoder/window/window.h"
 #include "decoder/zone/opened_context.h"
 #include "kernels/layer/rope/rope_table.h"
 #include "model/config.h"
+#include "model/transformer.h"
 
 namespace carrel::decoder {
 
-class RepositionedAttention final : public SequenceAttention {
+class RepositionedAttention final : public model::Attention {
  public:
   // config.zone is HostZoneOptions, config.rope is kInfiniteHip; rows are given and hold the whole context,
   // keys before RoPE.
@@ -42,10 +43,10 @@ class RepositionedAttention final : public SequenceAttention {
 
   // input's q and k are before RoPE.
   absl::Status Attend(const model::AttentionInput& input, float* attended) override;
-  absl::Status Prefetch(Layer, const float*, int64_t) override { return absl::OkStatus(); }
-  void set_reading_prompt(bool reading) override { reading_prompt_ = reading; }
-  void StartSequence(int64_t give_up) override;
-  Statistics statistics() const override;
+  void set_reading_prompt(bool reading) { reading_prompt_ = reading; }
+  // Forgets everything since the context, and the last `give_up` rows of that.
+  void StartSequence(int64_t give_up);
+  Statistics statistics() const;
 
  private:
   RepositionedAttention(const OpenedContext& context, const model::ModelConfig& model);

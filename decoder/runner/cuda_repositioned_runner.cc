@@ -1,4 +1,4 @@
-#include "decoder/forward/cuda_repositioned_pass.h"
+#include "decoder/runner/cuda_repositioned_runner.h"
 
 #include <algorithm>
 #include <cmath>
@@ -47,10 +47,11 @@ std::vector<Stage> StagesOf(const InfiniteHipConfig& config, int64_t budget) {
   return stages;
 }
 
-class CudaRepositionedPass final : public ForwardPass {
+class CudaRepositioned final : public Runner, public Sequence {
  public:
-  CudaRepositionedPass(const model::ModelConfig& config, const OpenedContext& context)
-      : config_(config),
+  CudaRepositioned(const model::ModelConfig& config, const OpenedContext& context)
+      : Sequence(context.tokens),
+        config_(config),
         shape_(config.shape),
         infinite_hip_(SelectorOf(context.config)->infinite_hip),
         zone_(context.zone),
@@ -64,22 +65,16 @@ class CudaRepositionedPass final : public ForwardPass {
 
   absl::Status Prepare(const model::Checkpoint& checkpoint, const OpenedContext& context);
 
+  Runner& runner() override { return *this; }
   int64_t max_tokens() const override { return block_; }
-  absl::Status Run(absl::Span<const TokenId> tokens, Position first_position) override;
-  absl::Status Logits(int64_t count, float* logits) override;
-  absl::StatusOr<TokenId> Greedy() override;
-  void set_reading_prompt(bool reading) override {
-    reading_prompt_ = reading;
-    generated_ = 0;
-  }
-  void StartSequence(int64_t give_up) override {
-    CARREL_CHECK(give_up == 0);  // MostGivenUp
-    new_rows_ = 0;
-    std::fill(kept_.begin(), kept_.end(), false);
-  }
+  std::vector<SliceResult> Step(absl::Span<const Slice> batch) override;
   Statistics statistics() const override;
 
  private:
+  void Start(int64_t give_up) override {
+    CARREL_CHECK(give_up == 0);  // MostGivenUp
+    std::fill(kept_.begin(), kept_.end(), false);
+  }
   int64_t budget(Layer layer) const { return budgets_[static_cast<size_t>(layer.value())]; }
   bool takes_all(Layer layer) const {
     return budget(layer) == kAllRows || budget(layer) >= zone_.rows();
@@ -112,6 +107,8 @@ class CudaRepositionedPass final : public ForwardPass {
   // Plans it, or lays it out.
   Memory Lay(cuda::DeviceArena& arena) const;
 
+  absl::Status Run(const Slice& slice);
+  absl::Status CopyLogits(int64_t n, int64_t count, float* logits);
   absl::Status Plan();
   absl::Status Allocate(const model::Checkpoint& checkpoint, ThreadPool* pool);
   absl::Status CopyRows(const HostRows& rows, ThreadPool* pool);
@@ -149,13 +146,11 @@ class CudaRepositionedPass final : public ForwardPass {
   PinnedBuffer<int32_t> host_ids_, host_best_;
   PinnedBuffer<float> host_logits_;
 
-  int64_t new_rows_ = 0;  // prompted and generated so far
   bool reading_prompt_ = false;
   int64_t generated_ = 0;  // since the prompt
-  int64_t n_ = 0;          // tokens of the last Run
 };
 
-absl::Status CudaRepositionedPass::Plan() {
+absl::Status CudaRepositioned::Plan() {
   stretches_.assign(infinite_hip_.stages.size(), 1);
   for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
     int64_t rows = zone_.rows(), stretches = 1, length = 0;
@@ -184,7 +179,7 @@ absl::Status CudaRepositionedPass::Plan() {
   return absl::OkStatus();
 }
 
-CudaRepositionedPass::Memory CudaRepositionedPass::Lay(cuda::DeviceArena& arena) const {
+CudaRepositioned::Memory CudaRepositioned::Lay(cuda::DeviceArena& arena) const {
   const auto list = [&](int64_t units, int64_t stride) {
     return kernels::ChosenRows{arena.Take<int32_t>(units * stride), stride,
                                arena.Take<kernels::ChosenRowsHead>(units)};
@@ -209,7 +204,7 @@ CudaRepositionedPass::Memory CudaRepositionedPass::Lay(cuda::DeviceArena& arena)
   return memory;
 }
 
-absl::Status CudaRepositionedPass::Allocate(const model::Checkpoint& checkpoint, ThreadPool* pool) {
+absl::Status CudaRepositioned::Allocate(const model::Checkpoint& checkpoint, ThreadPool* pool) {
   ASSIGN_OR_RETURN(backend_, CudaBackend::Create(config_, checkpoint.weights, block_, pool,
                                                  checkpoint.adapter, Rope::kInfiniteHip));
   ASSIGN_OR_RETURN(arena_,
@@ -229,7 +224,7 @@ absl::Status CudaRepositionedPass::Allocate(const model::Checkpoint& checkpoint,
   return absl::OkStatus();
 }
 
-absl::Status CudaRepositionedPass::CopyRows(const HostRows& rows, ThreadPool* pool) {
+absl::Status CudaRepositioned::CopyRows(const HostRows& rows, ThreadPool* pool) {
   constexpr int64_t kUnitRows = 65536;
   const int64_t units = (context_tokens_ + kUnitRows - 1) / kUnitRows, d = shape_.head_dim;
   std::vector<absl::Status> failed(static_cast<size_t>(shape_.layers * shape_.kv_heads * units));
@@ -255,8 +250,8 @@ absl::Status CudaRepositionedPass::CopyRows(const HostRows& rows, ThreadPool* po
   return rows.CheckUnchanged();
 }
 
-absl::Status CudaRepositionedPass::Prepare(const model::Checkpoint& checkpoint,
-                                           const OpenedContext& context) {
+absl::Status CudaRepositioned::Prepare(const model::Checkpoint& checkpoint,
+                                       const OpenedContext& context) {
   RETURN_IF_ERROR(CudaBackend::Check(config_));
   if (shape_.head_dim != 64 && shape_.head_dim != 128) {
     return absl::UnimplementedError(
@@ -274,8 +269,8 @@ absl::Status CudaRepositionedPass::Prepare(const model::Checkpoint& checkpoint,
   return Annotate(CopyRows(*context.rows, context.pool), "copying rows of the context");
 }
 
-absl::Status CudaRepositionedPass::GatherQueries(Layer layer, const kernels::BlockLayout& layout,
-                                                 const uint16_t* q) {
+absl::Status CudaRepositioned::GatherQueries(Layer layer, const kernels::BlockLayout& layout,
+                                             const uint16_t* q) {
   const bool relative = layer.value() >= model::kChunkIndexedLayers;
   kernels::BlockQueriesParams params;
   params.layout = layout;
@@ -291,8 +286,8 @@ absl::Status CudaRepositionedPass::GatherQueries(Layer layer, const kernels::Blo
   return absl::OkStatus();
 }
 
-absl::Status CudaRepositionedPass::Choose(Layer layer, const kernels::BlockLayout& layout,
-                                          const uint16_t* q, kernels::ChosenRows* chosen) {
+absl::Status CudaRepositioned::Choose(Layer layer, const kernels::BlockLayout& layout,
+                                      const uint16_t* q, kernels::ChosenRows* chosen) {
   const cudaStream_t stream = backend_->stream().get();
   RETURN_IF_CUDA_ERROR(kernels::StartBlockPrune(layout, shape_.kv_heads, memory_.start, stream));
   *chosen = memory_.start;
@@ -328,9 +323,9 @@ absl::Status CudaRepositionedPass::Choose(Layer layer, const kernels::BlockLayou
   return absl::OkStatus();
 }
 
-absl::Status CudaRepositionedPass::Attend(Layer layer, int64_t first, int64_t n) {
+absl::Status CudaRepositioned::Attend(Layer layer, int64_t first, int64_t n) {
   kernels::BlockSparseAttentionParams attend;
-  attend.layout.first_position = context_tokens_ + new_rows_ + first;
+  attend.layout.first_position = end() + first;
   attend.layout.n = n;
   attend.layout.block_q = 1;
   attend.layout.sink_tokens = zone_.begin;
@@ -348,24 +343,50 @@ absl::Status CudaRepositionedPass::Attend(Layer layer, int64_t first, int64_t n)
   return absl::OkStatus();
 }
 
-absl::Status CudaRepositionedPass::Run(absl::Span<const TokenId> tokens, Position first_position) {
-  const cuda::Range range("tokens");
+std::vector<SliceResult> CudaRepositioned::Step(absl::Span<const Slice> batch) {
+  std::vector<SliceResult> results(batch.size());
+  for (size_t i = 0; i < batch.size(); ++i) {
+    const Slice& slice = batch[i];
+    SliceResult& result = results[i];
+    CARREL_CHECK(slice.sequence == this);
+    const auto n = static_cast<int64_t>(slice.tokens.size());
+    result.status = Run(slice);
+    if (result.status.ok()) result.status = backend_->stream().Synchronize();
+    if (!result.status.ok()) continue;
+    if (*host_best_.data() >= 0) {
+      result.next = *host_best_.data();
+    } else if (slice.wants_next) {
+      result.next = absl::InternalError("a logit is NaN");
+    }
+    if (slice.all_logits != nullptr) result.status = CopyLogits(n, n, slice.all_logits);
+    if (result.status.ok() && slice.next_logits != nullptr) {
+      result.status = CopyLogits(n, 1, slice.next_logits);
+    }
+    if (result.status.ok()) Took(slice.tokens);
+  }
+  return results;
+}
+
+absl::Status CudaRepositioned::Run(const Slice& slice) {
+  const cuda::Range range("step");
+  RETURN_IF_ERROR(CheckWanted());
+  const absl::Span<const TokenId> tokens = slice.tokens;
   const auto n = static_cast<int64_t>(tokens.size());
-  CARREL_CHECK(n >= 1 && n <= block_ && first_position == context_tokens_ + new_rows_);
+  CARREL_CHECK(n >= 1 && n <= block_);
   for (TokenId token : tokens) {
     if (token >= 0 && token < config_.vocab_size) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         "token id ", token, " is outside the vocabulary [0, ", config_.vocab_size, ")"));
   }
-  if (context_tokens_ + new_rows_ + n > capacity_) {
+  if (end() + n > capacity_) {
     return absl::ResourceExhaustedError(
         absl::StrCat("there is room for ", capacity_ - context_tokens_,
-                     " new tokens (gpu_new_tokens); ", new_rows_ + n, " are needed"));
+                     " new tokens (gpu_new_tokens); ", end() + n - context_tokens_, " are needed"));
   }
+  reading_prompt_ = slice.of_prompt;
+  if (reading_prompt_) generated_ = 0;
   const cuda::Stream& stream = backend_->stream();
-  RETURN_IF_ERROR(stream.Synchronize());  // what the last block reads of pinned memory is read
   std::copy(tokens.begin(), tokens.end(), host_ids_.data());
-  n_ = n;
   RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(memory_.ids, host_ids_.data(),
                                        static_cast<size_t>(n) * sizeof(int32_t),
                                        cudaMemcpyHostToDevice, stream.get()));
@@ -373,7 +394,7 @@ absl::Status CudaRepositionedPass::Run(absl::Span<const TokenId> tokens, Positio
   const int64_t generated = generated_;
   for (Layer layer(0); layer.value() < shape_.layers; layer = layer.next()) {
     model::CudaPlacement placement;
-    placement.first_row = context_tokens_ + new_rows_;
+    placement.first_row = end();
     placement.kv = kv(layer);
     RETURN_IF_ERROR(backend_->ProjectQkv(layer, memory_.hidden, n, placement, memory_.q, nullptr));
     if (reading_prompt_) {
@@ -389,7 +410,6 @@ absl::Status CudaRepositionedPass::Run(absl::Span<const TokenId> tokens, Positio
     statistics.tokens += n;
     statistics.rows_attended += n * attended * shape_.kv_heads;
   }
-  new_rows_ += n;
   RETURN_IF_ERROR(
       backend_->Logits(memory_.hidden + (n - 1) * config_.hidden_size, 1, memory_.logits));
   RETURN_IF_CUDA_ERROR(
@@ -399,29 +419,23 @@ absl::Status CudaRepositionedPass::Run(absl::Span<const TokenId> tokens, Positio
   return absl::OkStatus();
 }
 
-absl::Status CudaRepositionedPass::Logits(int64_t count, float* logits) {
-  CARREL_CHECK(count <= n_);
+// Of the last `count` of the n tokens that were run.
+absl::Status CudaRepositioned::CopyLogits(int64_t n, int64_t count, float* logits) {
   const cuda::Stream& stream = backend_->stream();
   for (int64_t at = 0; at < count; at += kLogitsTokens) {
-    const int64_t n = std::min(kLogitsTokens, count - at);
-    RETURN_IF_ERROR(backend_->Logits(memory_.hidden + (n_ - count + at) * config_.hidden_size, n,
+    const int64_t rows = std::min(kLogitsTokens, count - at);
+    RETURN_IF_ERROR(backend_->Logits(memory_.hidden + (n - count + at) * config_.hidden_size, rows,
                                      memory_.logits));
     RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_logits_.data(), memory_.logits,
-                                         static_cast<size_t>(n * config_.vocab_size) * 4,
+                                         static_cast<size_t>(rows * config_.vocab_size) * 4,
                                          cudaMemcpyDeviceToHost, stream.get()));
     RETURN_IF_ERROR(stream.Synchronize());
-    std::copy_n(host_logits_.data(), n * config_.vocab_size, logits + at * config_.vocab_size);
+    std::copy_n(host_logits_.data(), rows * config_.vocab_size, logits + at * config_.vocab_size);
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<TokenId> CudaRepositionedPass::Greedy() {
-  RETURN_IF_ERROR(backend_->stream().Synchronize());
-  if (*host_best_.data() < 0) return absl::InternalError("a logit is NaN");
-  return *host_best_.data();
-}
-
-Statistics CudaRepositionedPass::statistics() const {
+Statistics CudaRepositioned::statistics() const {
   Statistics statistics;
   statistics.layers = statistics_;
   for (size_t layer = 0; layer < budgets_.size(); ++layer) {
@@ -429,19 +443,19 @@ Statistics CudaRepositionedPass::statistics() const {
   }
   statistics.window_bytes = 2 * 2 * shape_.layers * int64_t{shape_.kv_heads} * shape_.head_dim *
                             (capacity_ - zone_.rows());
-  statistics.weight_bytes = model::CudaWeights::Bytes(config_);
+  statistics.weight_bytes = statistics.shared_bytes = model::CudaWeights::Bytes(config_);
   statistics.device_bytes = CudaBackend::Bytes(config_, block_) + OwnBytes();
   return statistics;
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ForwardPass>> MakeCudaRepositionedPass(
-    const model::Checkpoint& checkpoint, const OpenedContext& context) {
+absl::StatusOr<std::unique_ptr<Sequence>> OpenCudaRepositioned(const model::Checkpoint& checkpoint,
+                                                               const OpenedContext& context) {
   CARREL_CHECK(context.rows != nullptr && SelectorOf(context.config) != nullptr);
-  auto pass = std::make_unique<CudaRepositionedPass>(checkpoint.config, context);
-  RETURN_IF_ERROR(pass->Prepare(checkpoint, context));
-  return pass;
+  auto sequence = std::make_unique<CudaRepositioned>(checkpoint.config, context);
+  RETURN_IF_ERROR(sequence->Prepare(checkpoint, context));
+  return sequence;
 }
 
 }  // namespace carrel::decoder

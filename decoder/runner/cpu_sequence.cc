@@ -1,0 +1,153 @@
+#include "decoder/runner/cpu_sequence.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/dtype.h"
+#include "common/status.h"
+#include "decoder/client/context_rows.h"
+#include "decoder/runner/batch.h"
+#include "decoder/zone/make_zone.h"
+
+namespace carrel::decoder {
+namespace {
+
+std::vector<float> InvFreq(const model::ModelConfig& model, Rope rope) {
+  if (rope != Rope::kTrained) return {};
+  return model::RopeInvFreq(model.rope, model.shape.head_dim);
+}
+
+}  // namespace
+
+CpuSequence::CpuSequence(const model::ModelConfig& model, const OpenedContext& context,
+                         std::shared_ptr<Runner> runner)
+    : Sequence(context.tokens),
+      runner_(std::move(runner)),
+      shape_(model.shape),
+      client_(context.client),
+      prefetches_(context.config.prefetch != Prefetch::kOff),
+      windows_(model.Windows()),
+      max_block_(context.max_block),
+      zone_rows_(context.zone),
+      context_tokens_(context.tokens),
+      window_(shape_),
+      layer_statistics_(shape_.layers),
+      drift_(shape_, InvFreq(model, context.config.rope), context.drift) {}
+
+absl::StatusOr<std::unique_ptr<CpuSequence>> CpuSequence::Open(const model::ModelConfig& model,
+                                                               const OpenedContext& context,
+                                                               std::shared_ptr<Runner> runner) {
+  std::unique_ptr<CpuSequence> sequence(new CpuSequence(model, context, std::move(runner)));
+  if (context.config.rope == Rope::kInfiniteHip) {
+    if (model.sliding.window > 0) {
+      return absl::UnimplementedError(
+          "rope=infinitehip: not run for models with sliding windows: their layers turn keys by "
+          "themselves");
+    }
+    ASSIGN_OR_RETURN(sequence->repositioned_, RepositionedAttention::Create(context, model));
+    return sequence;
+  }
+  ASSIGN_OR_RETURN(sequence->zone_, MakeZone(context, &sequence->layer_statistics_));
+  RETURN_IF_ERROR(Annotate(sequence->LoadContextRows(context), "reading sink and local rows"));
+  sequence->Start(0);
+  return sequence;
+}
+
+absl::Status CpuSequence::LoadContextRows(const OpenedContext& context) {
+  const RowRange ranges[] = {{0, context.zone.begin}, {context.zone.end, context.tokens}};
+  RowRange newest;  // of a layer with a window: what its first new token may see
+  const auto ranges_of = [&](Layer layer) -> absl::Span<const RowRange> {
+    const int64_t window = WindowOf(layer);
+    if (window == 0) return ranges;
+    newest = {std::max<Position>(0, context.tokens - (window - 1) - kMostGivenUp), context.tokens};
+    return {&newest, 1};
+  };
+  return ReadContextRows(
+      client_, shape_, ranges_of, context.max_fetch_rows, [&](const ContextRows& block) {
+        window_.AddContextRows(block.layer, block.head, block.k, block.v, block.rows);
+        return absl::OkStatus();
+      });
+}
+
+void CpuSequence::Begin(const Slice& slice) {
+  if (trace_ != nullptr) trace_->BeginBlock(slice.wants_next);
+  if (repositioned_ != nullptr) {
+    repositioned_->set_reading_prompt(slice.of_prompt);
+  } else {
+    zone_->set_reading_prompt(slice.of_prompt);
+  }
+}
+
+bool CpuSequence::predicts(Layer layer) const {
+  return prefetches_ && layer.value() < shape_.layers && WindowOf(layer) == 0;
+}
+
+absl::Status CpuSequence::Predict(Layer layer, int64_t n, float* predicted_q) {
+  drift_.Correct(layer, n, end(), predicted_q);
+  return repositioned_ != nullptr ? absl::OkStatus() : zone_->Prefetch(layer, predicted_q, n);
+}
+
+void CpuSequence::Attended(const model::AttentionInput& input, const float* attended) {
+  drift_.Learn(input.layer, input.n, input.first_position, input.q);
+  if (observer()) observer()(input, attended);
+}
+
+void CpuSequence::Start(int64_t give_up) {
+  drift_.StartSequence();
+  if (repositioned_ != nullptr) return repositioned_->StartSequence(give_up);
+  zone_->Cancel();
+  window_.Truncate();
+  const std::string key = zone_->batch_key();
+  batch_key_ = key.empty() ? key : absl::StrCat(key, " without ", give_up);
+}
+
+bool CpuSequence::Keep(int64_t tokens) {
+  if (repositioned_ != nullptr) return false;
+  drift_.StartSequence();
+  zone_->Cancel();
+  window_.Truncate(tokens);
+  return true;
+}
+
+std::vector<float> CpuSequence::CopyRows(int64_t tokens) const {
+  if (repositioned_ != nullptr) return {};
+  return window_.Copy(tokens);
+}
+
+bool CpuSequence::RestoreRows(const std::vector<float>& rows, int64_t tokens) {
+  return repositioned_ == nullptr && window_.Restore(rows, tokens);
+}
+
+absl::Status CpuSequence::set_trace(QueryTrace* trace) {
+  if (repositioned_ != nullptr) return Sequence::set_trace(trace);
+  trace_ = trace;
+  return absl::OkStatus();
+}
+
+void CpuSequence::AttendedHere(const QueryTrace& trace, Layer layer,
+                               std::vector<AttendedRow>& rows) const {
+  if (WindowOf(layer) > 0) return;  // such a layer looks at the newest rows alone
+  const int64_t local = std::max<int64_t>(0, context_tokens_ - zone_rows_.end - given_up());
+  const int64_t d = shape_.head_dim;
+  std::vector<float> keys(static_cast<size_t>(local * d));
+  for (KvHead head(0); head.value() < shape_.kv_heads; head = head.next()) {
+    WidenToFloat(DType::kBf16, window_.context_k(layer, head) + zone_rows_.begin * d, local * d,
+                 keys.data());
+    decoder::AttendedHere(trace, layer, head, shape_, zone_rows_.end, local, keys.data(), rows);
+  }
+}
+
+Statistics CpuSequence::statistics() const {
+  if (repositioned_ != nullptr) return repositioned_->statistics();
+  Statistics statistics;
+  statistics.layers = layer_statistics_;
+  if (client_ != nullptr) {
+    statistics.bytes_sent = client_->bytes_sent();
+    statistics.bytes_received = client_->bytes_received();
+  }
+  statistics.window_bytes = window_.bytes();
+  return statistics;
+}
+
+}  // namespace carrel::decoder

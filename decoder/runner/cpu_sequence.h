@@ -1,0 +1,87 @@
+// What:   a sequence on the CPU: a dense window of the rows that are held here, and the zone, wherever it
+//         lives; or positions that attention gives (repositioned_attention.h), instead of both.
+// Errors: Open: those of the zone and of RepositionedAttention; what the store answers.
+// Ownership: as sequence.h.
+// Threads: one; the pool shares the work of its window and zone.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "decoder/runner/query_drift.h"
+#include "decoder/runner/repositioned_attention.h"
+#include "decoder/runner/sequence.h"
+#include "decoder/window/window.h"
+#include "decoder/zone/opened_context.h"
+#include "decoder/zone/zone_attention.h"
+#include "model/config.h"
+
+namespace carrel::decoder {
+
+struct Slice;
+
+class CpuSequence final : public Sequence {
+ public:
+  // Fetches sink and local rows before it returns.
+  static absl::StatusOr<std::unique_ptr<CpuSequence>> Open(const model::ModelConfig& model,
+                                                           const OpenedContext& context,
+                                                           std::shared_ptr<Runner> runner);
+
+  Runner& runner() override { return *runner_; }
+  CpuSequence* on_cpu() override { return this; }
+  Statistics statistics() const override;
+  absl::Status set_trace(QueryTrace* trace) override;
+  void AttendedHere(const QueryTrace& trace, Layer layer,
+                    std::vector<AttendedRow>& rows) const override;
+
+  // Of a step.
+  void Begin(const Slice& slice);
+  // Of the newest tokens that count in a layer, the one that looks included; 0: all. A layer with a window
+  // holds these rows itself, and has no zone.
+  int64_t WindowOf(Layer layer) const { return windows_.empty() ? 0 : windows_[layer.value()]; }
+  // Whether queries of the layer are asked ahead, and the asking; predicted_q [n, q_heads, head_dim].
+  bool predicts(Layer layer) const;
+  absl::Status Predict(Layer layer, int64_t n, float* predicted_q);
+  // After the layer's attention: what predictions lacked, and who watches.
+  void Attended(const model::AttentionInput& input, const float* attended);
+
+  // Sequences with one key, unless it is empty, may ask for the zone in one question of as many tokens as
+  // most_asked(): each gets the bits that it gets alone.
+  const std::string& batch_key() const { return batch_key_; }
+  int64_t most_asked() const { return max_block_; }
+  RepositionedAttention* repositioned() { return repositioned_.get(); }  // null: window and zone
+  Window& window() { return window_; }
+  const Window& window() const { return window_; }
+  ZoneAttention& zone() { return *zone_; }
+  LayerStatistics& statistics_of(Layer layer) { return layer_statistics_[layer.value()]; }
+  QueryTrace* trace() const { return trace_; }
+
+ private:
+  CpuSequence(const model::ModelConfig& model, const OpenedContext& context,
+              std::shared_ptr<Runner> runner);
+  absl::Status LoadContextRows(const OpenedContext& context);
+  void Start(int64_t give_up) override;
+  bool Keep(int64_t tokens) override;
+  std::vector<float> CopyRows(int64_t tokens) const override;
+  bool RestoreRows(const std::vector<float>& rows, int64_t tokens) override;
+
+  const std::shared_ptr<Runner> runner_;
+  const AttentionShape shape_;
+  StoreClient* const client_;
+  const bool prefetches_;
+  const std::vector<int64_t> windows_;
+  const int64_t max_block_;   // tokens of one question
+  const RowRange zone_rows_;  // between the rows that are held
+  const Position context_tokens_;
+  Window window_;
+  std::vector<LayerStatistics> layer_statistics_;
+  std::unique_ptr<ZoneAttention> zone_;
+  std::unique_ptr<RepositionedAttention> repositioned_;
+  QueryDrift drift_;
+  std::string batch_key_;
+  QueryTrace* trace_ = nullptr;
+};
+
+}  // namespace carrel::decoder

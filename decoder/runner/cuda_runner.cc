@@ -1,0 +1,512 @@
+#include "decoder/runner/cuda_runner.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+
+#include "absl/strings/str_format.h"
+#include "common/cuda/range.h"
+#include "common/cuda/status.h"
+#include "common/status.h"
+#include "decoder/runner/cuda_repositioned_runner.h"
+#include "decoder/runner/runner_key.h"
+#include "decoder/shared.h"
+#include "decoder/zone/cuda_zone_work.h"
+#include "kernels/attention/merge_states/merge_states_cuda.h"
+#include "kernels/attention/prefill_attention/prefill_attention_cuda.h"
+#include "kernels/most_together.h"
+#include "kernels/select/argmax/argmax_cuda.h"
+
+namespace carrel::decoder {
+namespace {
+
+// Steps of the same members before the next becomes a graph: to make one takes as long as some steps.
+constexpr int64_t kRepeatedForGraph = 8;
+
+int64_t TokensOf(absl::Span<const CudaRunner::Member> members) {
+  return members.back().first + members.back().n;
+}
+
+// Sequences that share launches, and their stream: while one share's rows cross the bus, the next one's
+// are chosen. What is launched one by one leaves room on the chip for other streams'.
+size_t SharesOf(absl::Span<const CudaRunner::Member> members, size_t streams) {
+  const size_t n = members.size();
+  const bool alone = std::any_of(members.begin(), members.end(),
+                                 [](const auto& one) { return one.sequence->zone().adds_alone(); });
+  const size_t most = static_cast<size_t>(kernels::kMostTogether);
+  return std::max(alone ? std::min(n, streams) : 1, (n + most - 1) / most);
+}
+
+bool AsksHost(absl::Span<const CudaRunner::Member> members) {
+  return std::any_of(members.begin(), members.end(),
+                     [](const auto& one) { return one.sequence->zone().asks_host(); });
+}
+
+}  // namespace
+
+CudaRunner::Memory::Memory(const model::ModelConfig& config, cuda::DeviceArena& arena) {
+  const int64_t heads = kBlockTokens * config.shape.q_heads, floats = heads * config.shape.head_dim;
+  table = arena.Take<Table>(1);
+  best = arena.Take<int32_t>(kMembers);
+  hidden = arena.Take<float>(kBlockTokens * config.hidden_size);
+  last = arena.Take<float>(kMembers * config.hidden_size);
+  q_exact = arena.Take<float>(floats);
+  logits = arena.Take<float>(kMembers * config.vocab_size);
+  no_lse = arena.Take<float>(heads);
+  for (CudaPartial* of : {&window, &zone}) {
+    of->out = arena.Take<float>(floats);
+    of->lse = arena.Take<float>(heads);
+  }
+  q = arena.Take<uint16_t>(floats);
+  attended = arena.Take<uint16_t>(floats);
+}
+
+CudaRunner::CudaRunner(const model::Checkpoint& checkpoint)
+    : checkpoint_(checkpoint),
+      config_(checkpoint_.config),
+      memory_(config_, plan_),
+      own_bytes_(plan_.bytes() + model::CudaBackend::ScratchBytes(config_, kBlockTokens)) {}
+
+int64_t CudaRunner::MissingBytes() {
+  absl::MutexLock lock(&mu_);
+  if (backend_ != nullptr) return 0;
+  return own_bytes_ +
+         model::CudaWeights::SharedBytes(config_, checkpoint_.weights, checkpoint_.adapter);
+}
+
+absl::Status CudaRunner::Hold(ThreadPool* pool) {
+  absl::MutexLock lock(&mu_);
+  if (backend_ != nullptr) return absl::OkStatus();
+  reserved_ = model::GpuReservation(own_bytes_);
+  ASSIGN_OR_RETURN(auto backend,
+                   model::CudaBackend::Create(config_, checkpoint_.weights, kBlockTokens, pool,
+                                              checkpoint_.adapter));
+  ASSIGN_OR_RETURN(arena_, cuda::DeviceArena::Create(plan_));
+  memory_ = Memory(config_, arena_);
+  for (int64_t i = 1; i < kStreams; ++i) {
+    ASSIGN_OR_RETURN(cuda::Stream stream, cuda::Stream::Create());
+    streams_.push_back(std::move(stream));
+    ASSIGN_OR_RETURN(cuda::Event attended, cuda::Event::Create());
+    attended_.push_back(std::move(attended));
+  }
+  ASSIGN_OR_RETURN(projected_, cuda::Event::Create());
+  ASSIGN_OR_RETURN(host_table_, cuda::PinnedBuffer<Table>::Create(1));
+  ASSIGN_OR_RETURN(host_best_, cuda::PinnedBuffer<int32_t>::Create(kMembers));
+  ASSIGN_OR_RETURN(host_logits_, cuda::PinnedBuffer<float>::Create(kMembers * config_.vocab_size));
+  const std::vector<float> nothing(static_cast<size_t>(kBlockTokens * config_.shape.q_heads),
+                                   -INFINITY);
+  RETURN_IF_CUDA_ERROR(cudaMemcpy(memory_.no_lse, nothing.data(), nothing.size() * sizeof(float),
+                                  cudaMemcpyHostToDevice));
+  RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(nullptr));  // our streams do not wait for that one
+  backend_ = std::move(backend);
+  return absl::OkStatus();
+}
+
+CudaQueries CudaRunner::Queries(const Member& member) const {
+  const int64_t at = member.first * width();
+  return {memory_.q_exact + at, memory_.q + at, member.n};
+}
+
+CudaPartial CudaRunner::Of(const CudaPartial& partial, const Member& member) const {
+  return {partial.out + member.first * width(), partial.lse + member.first * config_.shape.q_heads};
+}
+
+absl::Status CudaRunner::CheckSlice(const Slice& slice) const {
+  for (const TokenId token : slice.tokens) {
+    if (token >= 0 && token < config_.vocab_size) continue;
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "token id %d is outside the vocabulary [0, %d)", token, config_.vocab_size));
+  }
+  CARREL_CHECK(slice.sequence->on_cuda() != nullptr);
+  return slice.sequence->on_cuda()->Check(slice);
+}
+
+std::vector<SliceResult> CudaRunner::Step(absl::Span<const Slice> batch) {
+  const cuda::Range range("step");
+  absl::MutexLock lock(&mu_);
+  std::vector<SliceResult> results(batch.size());
+  std::vector<size_t> those;
+  for (size_t i = 0; i < batch.size(); ++i) {
+    results[i].status = CheckSlice(batch[i]);
+    if (results[i].status.ok()) those.push_back(i);
+  }
+  for (const std::vector<size_t>& part : PartsOf(batch, those, kMembers)) {
+    StepPart(batch, part, results);
+  }
+  return results;
+}
+
+void CudaRunner::StepPart(absl::Span<const Slice> batch, absl::Span<const size_t> part,
+                          std::vector<SliceResult>& results) {
+  std::vector<Member> members;
+  int64_t tokens = 0;
+  for (const size_t i : part) {
+    const auto n = static_cast<int64_t>(batch[i].tokens.size());
+    CudaSequence* const sequence = batch[i].sequence->on_cuda();
+    results[i].status = sequence->Begin(batch[i], main());
+    if (!results[i].status.ok()) continue;
+    members.push_back({sequence, &batch[i], &results[i], tokens, n, sequence->phase(n)});
+    tokens += n;
+  }
+  if (members.empty()) return;
+  absl::Status status = Run(members);
+  if (status.ok()) status = TakeLogits(members);
+  for (const Member& one : members) {
+    if (!status.ok()) one.status() = status;
+    if (one.status().ok()) one.sequence->Passed(*one.slice);
+  }
+}
+
+absl::Status CudaRunner::Run(Members members) {
+  FillTable(members);
+  ASSIGN_OR_RETURN(const StepGraphs* const graphs, GraphsOf(members));
+  const absl::Status enqueued = Enqueue(members, graphs);
+  // Whatever was enqueued reads what the caller may free now. Other streams have joined, unless it broke off.
+  absl::Status done = main().Synchronize();
+  for (size_t i = 0; i < streams_.size() && !enqueued.ok(); ++i) {
+    done.Update(streams_[i].Synchronize());
+  }
+  RETURN_IF_ERROR(enqueued);
+  return done;
+}
+
+absl::Status CudaRunner::TakeLogits(Members members) {
+  const int64_t vocab = config_.vocab_size;
+  for (size_t i = 0; i < members.size(); ++i) {
+    const Slice& slice = *members[i].slice;
+    if (!members[i].status().ok() || !slice.wants_next) continue;
+    if (slice.next_logits != nullptr) {
+      RETURN_IF_ERROR(
+          CopyLogits(memory_.logits + static_cast<int64_t>(i) * vocab, 1, slice.next_logits));
+    } else if (host_best_.data()[i] < 0) {
+      members[i].result->next = absl::InternalError("a logit is NaN");
+    } else {
+      members[i].result->next = host_best_.data()[i];
+    }
+  }
+  for (const Member& one : members) {
+    if (!one.status().ok() || one.slice->all_logits == nullptr) continue;
+    for (int64_t at = 0; at < one.n; at += kMembers) {
+      const int64_t rows = std::min(kMembers, one.n - at);
+      RETURN_IF_ERROR(backend_->Logits(memory_.hidden + (one.first + at) * config_.hidden_size,
+                                       rows, memory_.logits));
+      RETURN_IF_ERROR(CopyLogits(memory_.logits, rows, one.slice->all_logits + at * vocab));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaRunner::CopyLogits(const float* from, int64_t rows, float* to) {
+  const int64_t floats = rows * config_.vocab_size;
+  RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_logits_.data(), from,
+                                       static_cast<size_t>(floats) * sizeof(float),
+                                       cudaMemcpyDeviceToHost, main().get()));
+  RETURN_IF_ERROR(main().Synchronize());
+  std::copy_n(host_logits_.data(), floats, to);
+  return absl::OkStatus();
+}
+
+void CudaRunner::FillTable(Members members) {
+  Table& table = *host_table_.data();
+  for (size_t i = 0; i < members.size(); ++i) {
+    const Member& one = members[i];
+    const CudaSequence& sequence = *one.sequence;
+    const int64_t row = sequence.next_row();
+    table.window_rows[i] = static_cast<int32_t>(row + one.n);
+    table.steps[i] = static_cast<int32_t>(sequence.end() - sequence.context_tokens());
+    for (int64_t t = 0; t < one.n; ++t) {
+      table.ids[one.first + t] = one.slice->tokens[static_cast<size_t>(t)];
+      table.rows[one.first + t] = {sequence.end() + t, row + t, sequence.window().kv(Layer(0)),
+                                   sequence.window().layer_stride()};
+    }
+  }
+}
+
+absl::StatusOr<const StepGraphs*> CudaRunner::GraphsOf(Members members) {
+  std::vector<std::pair<int64_t, int64_t>> these;
+  for (const Member& one : members) {
+    if (!one.sequence->is_token(one.n) || !one.slice->wants_next) return nullptr;
+    these.emplace_back(one.sequence->id(), one.phase);
+  }
+  if (members.size() == 1) {
+    return &members[0].sequence->graphs()[static_cast<size_t>(these[0].second)];
+  }
+  if (these != members_) {
+    members_ = std::move(these);
+    repeated_ = 0;
+    graphs_ = StepGraphs();
+    return nullptr;
+  }
+  ++repeated_;
+  if (repeated_ < kRepeatedForGraph || AsksHost(members)) return nullptr;
+  if (repeated_ == kRepeatedForGraph) {
+    ASSIGN_OR_RETURN(graphs_, CaptureStep(members));
+  }
+  return &graphs_;
+}
+
+absl::StatusOr<StepGraphs> CudaRunner::CaptureStep(Members members) const {
+  StepGraphs graphs;
+  if (!AsksHost(members)) {
+    ASSIGN_OR_RETURN(graphs.whole,
+                     cuda::Graph::Capture(main(), [&] { return Enqueue(members, nullptr); }));
+    return graphs;
+  }
+  for (Layer layer(0); layer.value() < config_.shape.layers; layer = layer.next()) {
+    ASSIGN_OR_RETURN(cuda::Graph project,
+                     cuda::Graph::Capture(main(), [&] { return Project(layer, members); }));
+    ASSIGN_OR_RETURN(cuda::Graph attend,
+                     cuda::Graph::Capture(main(), [&] { return Attend(layer, members); }));
+    graphs.project.push_back(std::move(project));
+    graphs.attend.push_back(std::move(attend));
+  }
+  ASSIGN_OR_RETURN(graphs.end, cuda::Graph::Capture(main(), [&] { return End(members); }));
+  return graphs;
+}
+
+absl::Status CudaRunner::Capture(CudaSequence& sequence) {
+  absl::MutexLock lock(&mu_);
+  const TokenId token = 0;
+  Slice slice;
+  slice.sequence = &sequence;
+  slice.tokens = {&token, 1};
+  SliceResult result;
+  Member member = {&sequence, &slice, &result, 0, 1, 0};
+  FillTable({&member, 1});
+  for (Layer layer(0); layer.value() < config_.shape.layers; layer = layer.next()) {
+    RETURN_IF_ERROR(Project(layer, {&member, 1}));  // and no answer of this host is waited for
+    RETURN_IF_ERROR(Attend(layer, {&member, 1}));
+  }
+  RETURN_IF_ERROR(End({&member, 1}));
+  RETURN_IF_ERROR(main().Synchronize());
+  for (member.phase = 0; member.phase < sequence.zone().phases(); ++member.phase) {
+    ASSIGN_OR_RETURN(StepGraphs graphs, CaptureStep({&member, 1}));
+    sequence.graphs().push_back(std::move(graphs));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaRunner::Enqueue(Members members, const StepGraphs* graphs) const {
+  const bool asks = AsksHost(members);
+  if (graphs != nullptr && !asks) return graphs->whole.Launch(main());
+  for (Layer layer(0); layer.value() < config_.shape.layers; layer = layer.next()) {
+    const auto l = static_cast<size_t>(layer.value());
+    RETURN_IF_ERROR(graphs == nullptr ? Project(layer, members)
+                                      : graphs->project[l].Launch(main()));
+    for (const Member& one : members) {
+      RETURN_IF_ERROR(one.sequence->zone().QueriesEnqueued(main()));
+    }
+    RETURN_IF_ERROR(graphs == nullptr ? Attend(layer, members) : graphs->attend[l].Launch(main()));
+    if (!asks) continue;
+    Answer(layer, members);
+    if (std::none_of(members.begin(), members.end(),
+                     [](const Member& one) { return one.status().ok(); })) {
+      return absl::OkStatus();
+    }
+  }
+  return graphs == nullptr ? End(members) : graphs->end.Launch(main());
+}
+
+absl::Status CudaRunner::Begin(Members members) const {
+  const int64_t tokens = TokensOf(members);
+  const size_t bytes =
+      offsetof(Table, rows) + static_cast<size_t>(tokens) * sizeof(kernels::RopeCudaRow);
+  RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(memory_.table, host_table_.data(), bytes,
+                                       cudaMemcpyHostToDevice, main().get()));
+  // Where there is no zone nobody writes there.
+  RETURN_IF_CUDA_ERROR(
+      cudaMemcpyAsync(memory_.zone.lse, memory_.no_lse,
+                      static_cast<size_t>(tokens * config_.shape.q_heads) * sizeof(float),
+                      cudaMemcpyDeviceToDevice, main().get()));
+  return backend_->Embed(memory_.table->ids, tokens, memory_.hidden);
+}
+
+absl::Status CudaRunner::Project(Layer layer, Members members) const {
+  RETURN_IF_ERROR(layer.value() == 0 ? Begin(members)
+                                     : FinishLayer(Layer(layer.value() - 1), members));
+  model::CudaPlacement placement;
+  placement.rows = memory_.table->rows;
+  RETURN_IF_ERROR(backend_->ProjectQkv(layer, memory_.hidden, TokensOf(members), placement,
+                                       memory_.q, memory_.q_exact));
+  for (size_t i = 0; i < members.size(); ++i) {
+    const Member& one = members[i];
+    RETURN_IF_ERROR(one.sequence->zone().TakeQueries(layer, Queries(one), main()));
+    if (one.sequence->predicts(layer.next(), one.n)) {
+      RETURN_IF_ERROR(Predict(layer.next(), one, i));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// What enters a layer, seen through the next layer's query projection, is close to that layer's true
+// query; closer, with what it lacked for other tokens.
+absl::Status CudaRunner::Predict(Layer next, const Member& member, size_t i) const {
+  model::CudaPlacement placement;
+  placement.first_position = member.sequence->context_tokens();
+  placement.step = memory_.table->steps + i;
+  const CudaSequence::Predicted to = member.sequence->predicted(next);
+  RETURN_IF_ERROR(backend_->ProjectQuery(next, memory_.hidden + member.first * config_.hidden_size,
+                                         member.n, placement, member.sequence->drift(next),
+                                         to.rounded, to.exact));
+  return member.sequence->zone().Predict(next, {to.exact, to.rounded, member.n}, main());
+}
+
+absl::Status CudaRunner::Fork(size_t shares) const {
+  if (shares == 1) return absl::OkStatus();
+  RETURN_IF_ERROR(projected_.Record(main()));
+  for (size_t i = 0; i + 1 < shares && i < streams_.size(); ++i) {
+    RETURN_IF_ERROR(streams_[i].WaitFor(projected_));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaRunner::Join(size_t shares) const {
+  for (size_t i = 0; i + 1 < shares && i < streams_.size(); ++i) {
+    RETURN_IF_ERROR(attended_[i].Record(streams_[i]));
+    RETURN_IF_ERROR(main().WaitFor(attended_[i]));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaRunner::Attend(Layer layer, Members members) const {
+  const size_t n = members.size();
+  // Here, where a store at work leaves time for it.
+  for (size_t i = 0; i < n; ++i) {
+    const CudaSequence& sequence = *members[i].sequence;
+    if (!sequence.predicts(layer, members[i].n)) continue;
+    RETURN_IF_ERROR(sequence.LearnDrift(layer, Queries(members[i]).exact, members[i].n,
+                                        memory_.table->steps + i, backend_->inv_freq(), main()));
+  }
+  const size_t shares = SharesOf(members, kStreams);
+  RETURN_IF_ERROR(Fork(shares));
+  std::vector<std::vector<kernels::WindowAttentionCudaParams>> windows(shares);
+  std::vector<CudaZoneWork> work(shares);
+  for (size_t i = 0; i < n; ++i) {
+    const Member& one = members[i];
+    const size_t share = i * shares / n;
+    const CudaQueries queries = Queries(one);
+    if (one.n == 1) {
+      windows[share].push_back(one.sequence->ToWindow(
+          layer, queries.rounded, memory_.table->window_rows + i, Of(memory_.window, one)));
+    } else {
+      RETURN_IF_ERROR(AttendBlock(layer, one, StreamOf(share)));
+    }
+    CudaZoneAttention& zone = one.sequence->zone();
+    const CudaPartial to = Of(memory_.zone, one);
+    if (zone.asks_host()) continue;
+    if (one.sequence->is_token(one.n)) {
+      zone.Add(layer, queries.rounded, one.phase, to, work[share]);
+    } else {
+      RETURN_IF_ERROR(zone.Attend(layer, queries, one.phase, to, StreamOf(share)));
+    }
+  }
+  for (size_t share = 0; share < work.size(); ++share) {
+    RETURN_IF_CUDA_ERROR(kernels::WindowAttentionCuda(windows[share], StreamOf(share).get()));
+    RETURN_IF_ERROR(work[share].Launch(StreamOf(share)));
+  }
+  RETURN_IF_ERROR(Join(shares));
+  for (const Member& one : members) {
+    const float* const lse = Of(memory_.window, one).lse;
+    RETURN_IF_ERROR(one.sequence->zone().TakeWindow(layer, lse, one.n, main()));
+  }
+  return absl::OkStatus();
+}
+
+// To the window's rows and to the block's own, which lie behind them.
+absl::Status CudaRunner::AttendBlock(Layer layer, const Member& member,
+                                     const cuda::Stream& stream) const {
+  kernels::PrefillAttentionCudaParams params;
+  params.q = Queries(member).rounded;
+  params.kv = member.sequence->window().kv(layer);
+  params.n = member.n;
+  params.first_position = member.sequence->next_row();
+  params.rows = params.first_position + member.n;
+  params.q_heads = config_.shape.q_heads;
+  params.kv_heads = config_.shape.kv_heads;
+  params.head_dim = config_.shape.head_dim;
+  params.scale = 1.0f / std::sqrt(static_cast<float>(config_.shape.head_dim));
+  params.out_exact = Of(memory_.window, member).out;
+  params.lse = Of(memory_.window, member).lse;
+  RETURN_IF_CUDA_ERROR(kernels::PrefillAttentionCuda(params, stream.get()));
+  return absl::OkStatus();
+}
+
+// All questions are on their way before the first answer is waited for.
+void CudaRunner::Answer(Layer layer, Members members) const {
+  for (const Member& one : members) {
+    if (one.status().ok()) one.status() = one.sequence->zone().Ask(layer, one.n);
+  }
+  for (const Member& one : members) {
+    if (one.status().ok()) one.status() = one.sequence->zone().Answer(layer, one.n, main());
+  }
+}
+
+absl::Status CudaRunner::FinishLayer(Layer layer, Members members) const {
+  for (const Member& one : members) {
+    CudaZoneAttention& zone = one.sequence->zone();
+    if (!zone.asks_host() || !one.status().ok()) continue;
+    RETURN_IF_ERROR(zone.Attend(layer, Queries(one), one.phase, Of(memory_.zone, one), main()));
+  }
+  kernels::MergeStatesCudaParams merge;
+  merge.out_a = memory_.window.out;
+  merge.lse_a = memory_.window.lse;
+  merge.out_b = memory_.zone.out;
+  merge.lse_b = memory_.zone.lse;
+  merge.out_bf16 = memory_.attended;
+  merge.heads = TokensOf(members) * config_.shape.q_heads;
+  merge.head_dim = config_.shape.head_dim;
+  RETURN_IF_CUDA_ERROR(kernels::MergeStatesCuda(merge, main().get()));
+  return backend_->FinishLayer(layer, memory_.attended, TokensOf(members), memory_.hidden);
+}
+
+absl::Status CudaRunner::End(Members members) const {
+  const auto n = static_cast<int64_t>(members.size());
+  const int64_t width = config_.hidden_size;
+  RETURN_IF_ERROR(FinishLayer(Layer(config_.shape.layers - 1), members));
+  for (const Member& one : members) {
+    RETURN_IF_ERROR(one.sequence->zone().CopyCounters(main()));
+  }
+  if (std::none_of(members.begin(), members.end(),
+                   [](const Member& one) { return one.slice->wants_next; })) {
+    return absl::OkStatus();
+  }
+  const float* last = memory_.hidden;  // of each member, its last token's
+  for (int64_t i = 0; TokensOf(members) > n && i < n; ++i) {
+    const Member& one = members[static_cast<size_t>(i)];
+    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(
+        memory_.last + i * width, memory_.hidden + (one.first + one.n - 1) * width,
+        static_cast<size_t>(width) * sizeof(float), cudaMemcpyDeviceToDevice, main().get()));
+    last = memory_.last;
+  }
+  RETURN_IF_ERROR(backend_->Logits(last, n, memory_.logits));
+  RETURN_IF_CUDA_ERROR(
+      kernels::ArgmaxCuda(memory_.logits, n, config_.vocab_size, memory_.best, main().get()));
+  RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(host_best_.data(), memory_.best,
+                                       static_cast<size_t>(n) * sizeof(int32_t),
+                                       cudaMemcpyDeviceToHost, main().get()));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Sequence>> OpenCudaSequence(const model::Checkpoint& checkpoint,
+                                                           const OpenedContext& context) {
+  if (context.config.rope == Rope::kInfiniteHip) {
+    return OpenCudaRepositioned(checkpoint, context);
+  }
+  const model::ModelConfig& config = checkpoint.config;
+  RETURN_IF_ERROR(model::CudaBackend::Check(config));
+  const AttentionShape& heads = config.shape;
+  if ((heads.head_dim != 64 && heads.head_dim != 128) || heads.group() > kernels::kMaxDecodeGroup) {
+    return absl::UnimplementedError(absl::StrFormat(
+        "device cuda: decoding needs head_dim 64 or 128 and at most %d q heads per KV head; the "
+        "model has head_dim=%d and %d",
+        kernels::kMaxDecodeGroup, heads.head_dim, heads.group()));
+  }
+  const auto make = [&]() -> absl::StatusOr<std::shared_ptr<CudaRunner>> {
+    return std::make_shared<CudaRunner>(checkpoint);
+  };
+  ASSIGN_OR_RETURN(std::shared_ptr<CudaRunner> runner,
+                   Shared<CudaRunner>::Of(RunnerKey(checkpoint), make));
+  return CudaSequence::Open(config, context, std::move(runner));
+}
+
+}  // namespace carrel::decoder

@@ -1,0 +1,232 @@
+#include "decoder/runner/cuda_sequence.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/cuda/status.h"
+#include "common/status.h"
+#include "decoder/runner/cuda_runner.h"
+#include "decoder/zone/make_zone.h"
+
+namespace carrel::decoder {
+
+CudaSequence::CudaSequence(const model::ModelConfig& model, const OpenedContext& context,
+                           std::shared_ptr<CudaRunner> runner)
+    : Sequence(context.tokens),
+      runner_(std::move(runner)),
+      shape_(model.shape),
+      scale_(1.0f / std::sqrt(static_cast<float>(shape_.head_dim))),
+      client_(context.client),
+      zone_rows_(context.zone),
+      context_tokens_(context.tokens),
+      new_tokens_(context.device.new_tokens),
+      block_(std::min(CudaRunner::kBlockTokens, new_tokens_)),
+      splits_(kernels::DecodeSplits(context_rows() + new_tokens_, shape_.kv_heads)),
+      most_given_up_(MostGivenUp(context.config, context.device, context.tokens)),
+      statistics_(shape_.layers) {}
+
+CudaSequence::~CudaSequence() = default;
+
+Runner& CudaSequence::runner() { return *runner_; }
+
+absl::StatusOr<std::unique_ptr<CudaSequence>> CudaSequence::Open(
+    const model::ModelConfig& model, const OpenedContext& context,
+    std::shared_ptr<CudaRunner> runner) {
+  std::unique_ptr<CudaSequence> sequence(new CudaSequence(model, context, std::move(runner)));
+  RETURN_IF_ERROR(sequence->Prepare(context));
+  return sequence;
+}
+
+void CudaSequence::Lay(cuda::DeviceArena& arena) {
+  workspace_ = arena.Take<uint8_t>(static_cast<int64_t>(
+      kernels::DecodeWorkspaceBytes(shape_.kv_heads, shape_.group(), shape_.head_dim, splits_)));
+  const int64_t tokens = predicted_tokens();
+  if (tokens == 0) return;
+  for (Drift* of : {&drift_, &stored_drift_}) {
+    of->mean = arena.Take<float>(shape_.layers * width());
+    of->tokens = arena.Take<int32_t>(shape_.layers * shape_.q_heads);
+  }
+  predicted_ = {arena.Take<float>(2 * tokens * width()),
+                arena.Take<uint16_t>(2 * tokens * width())};
+}
+
+absl::Status CudaSequence::Prepare(const OpenedContext& context) {
+  ASSIGN_OR_RETURN(zone_, MakeCudaZone(context, &statistics_));
+  ASSIGN_OR_RETURN(const int64_t zone_bytes, zone_->Bytes());
+  ASSIGN_OR_RETURN(const int64_t shareable, zone_->ShareableBytes());
+  const int64_t rows = context_rows() + new_tokens_;
+  const int64_t own = CudaWindow::Bytes(shape_, rows) + zone_bytes +
+                      cuda::DeviceArena::BytesOf([&](cuda::DeviceArena& arena) { Lay(arena); });
+  bytes_ = runner_->Bytes() + own;
+  const int64_t held = zone_->shareable_held() ? shareable : 0;
+  RETURN_IF_ERROR(
+      model::CheckGpuMemory(model::GpuReservation::all() + runner_->MissingBytes() + own - held,
+                            context.device.gpu_memory));
+  reserved_ = model::GpuReservation(own - shareable);
+  RETURN_IF_ERROR(runner_->Hold(context.pool));
+  ASSIGN_OR_RETURN(window_, CudaWindow::Create(shape_, rows));
+  ASSIGN_OR_RETURN(arena_, cuda::DeviceArena::Of([&](cuda::DeviceArena& arena) { Lay(arena); }));
+  // One of its own: others take steps meanwhile.
+  ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::Create());
+  if (client_ != nullptr) {
+    RETURN_IF_ERROR(Annotate(LoadContextRows(context), "reading rows of the context"));
+    RETURN_IF_ERROR(zone_->Load(block_, stream));
+  }
+  if (predicted_tokens() > 0) RETURN_IF_ERROR(LoadDrift(context.drift));
+  RETURN_IF_ERROR(runner_->Capture(*this));
+  // The token that was run to capture it counts for nothing.
+  return zone_->Reset(stream);
+}
+
+absl::Status CudaSequence::LoadContextRows(const OpenedContext& context) {
+  const RowRange ranges[] = {{0, zone_rows_.begin}, {zone_rows_.end, context_tokens_}};
+  return ReadContextRows(
+      client_, shape_, ranges, context.max_fetch_rows, [&](const ContextRows& block) {
+        const int64_t at =
+            block.first < zone_rows_.begin ? block.first : block.first - zone_rows_.rows();
+        KeepLastRows(block, at);
+        return window_.CopyRows(block.layer, block.head, at, block.rows, block.k, block.v);
+      });
+}
+
+void CudaSequence::KeepLastRows(const ContextRows& block, int64_t at) {
+  const int64_t first = std::max(at, context_rows() - most_given_up_);
+  const int64_t rows = at + block.rows - first, row_bytes = int64_t{shape_.head_dim} * 2;
+  if (rows <= 0) return;
+  const auto last = [&](const void* from) {
+    return std::string(static_cast<const char*>(from) + (first - at) * row_bytes,
+                       static_cast<size_t>(rows * row_bytes));
+  };
+  last_rows_.push_back({block.layer, block.head, first, rows, last(block.k), last(block.v)});
+}
+
+absl::Status CudaSequence::RestoreLastRows() {
+  for (const LastRows& one : last_rows_) {
+    RETURN_IF_ERROR(
+        window_.CopyRows(one.layer, one.head, one.at, one.rows, one.k.data(), one.v.data()));
+  }
+  RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(nullptr));  // our streams do not wait for that one
+  overwritten_ = false;
+  return absl::OkStatus();
+}
+
+absl::Status CudaSequence::LoadDrift(const StoredDrift& stored) {
+  std::vector<float> drift(static_cast<size_t>(shape_.layers * width()));
+  std::vector<int32_t> counts(static_cast<size_t>(shape_.layers * shape_.q_heads));
+  for (size_t l = 0; l < stored.size(); ++l) {
+    if (stored[l].empty()) continue;
+    std::copy(stored[l].begin(), stored[l].end(), &drift[l * stored[l].size()]);
+    std::fill_n(&counts[l * static_cast<size_t>(shape_.q_heads)], shape_.q_heads,
+                kStoredDriftTokens);
+  }
+  RETURN_IF_CUDA_ERROR(cudaMemcpy(stored_drift_.mean, drift.data(), drift.size() * sizeof(float),
+                                  cudaMemcpyHostToDevice));
+  RETURN_IF_CUDA_ERROR(cudaMemcpy(stored_drift_.tokens, counts.data(),
+                                  counts.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
+  RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(nullptr));
+  return absl::OkStatus();
+}
+
+absl::Status CudaSequence::ResetDrift(const cuda::Stream& stream) const {
+  const auto copy = [&](void* to, const void* from, size_t bytes) {
+    return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream.get());
+  };
+  const auto heads = static_cast<size_t>(shape_.layers * shape_.q_heads);
+  RETURN_IF_CUDA_ERROR(copy(drift_.mean, stored_drift_.mean,
+                            heads * static_cast<size_t>(shape_.head_dim) * sizeof(float)));
+  RETURN_IF_CUDA_ERROR(copy(drift_.tokens, stored_drift_.tokens, heads * sizeof(int32_t)));
+  return absl::OkStatus();
+}
+
+absl::Status CudaSequence::Check(const Slice& slice) const {
+  RETURN_IF_ERROR(CheckWanted());
+  const auto n = static_cast<int64_t>(slice.tokens.size());
+  CARREL_CHECK(n >= 1 && n <= block_);
+  const int64_t wanted = end() + n - context_tokens_;
+  if (wanted <= new_tokens_) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("the GPU's window has room for ", new_tokens_,
+                                                   " new tokens (gpu_new_tokens); ", wanted,
+                                                   " are needed"));
+}
+
+absl::Status CudaSequence::Begin(const Slice& slice, const cuda::Stream& stream) {
+  of_prompt_ = slice.of_prompt;
+  if (of_prompt_) generated_ = 0;
+  zone_->set_reading_prompt(of_prompt_);
+  if (overwritten_) RETURN_IF_ERROR(RestoreLastRows());
+  if (!tokens().empty() || predicted_tokens() == 0) return absl::OkStatus();
+  return ResetDrift(stream);
+}
+
+void CudaSequence::Passed(const Slice& slice) {
+  zone_->Count(static_cast<int64_t>(slice.tokens.size()), statistics_);
+  if (!of_prompt_) generated_ += static_cast<int64_t>(slice.tokens.size());
+  writes_over_ = writes_over_ || given_up() > 0;
+  Took(slice.tokens);
+}
+
+// New rows begin where the first one that was given up lies.
+void CudaSequence::Start(int64_t) {
+  zone_->Cancel();
+  overwritten_ = overwritten_ || std::exchange(writes_over_, false);
+}
+
+kernels::WindowAttentionCudaParams CudaSequence::ToWindow(Layer layer, const uint16_t* q,
+                                                          const int32_t* row_count,
+                                                          const CudaPartial& to) const {
+  kernels::WindowAttentionCudaParams params;
+  params.q = q;
+  params.kv = window_.kv(layer);
+  params.kv_heads = shape_.kv_heads;
+  params.group = shape_.group();
+  params.head_dim = shape_.head_dim;
+  params.row_count = row_count;
+  params.scale = scale_;
+  params.out = to.out;
+  params.lse = to.lse;
+  params.splits = splits_;
+  params.workspace = workspace_;
+  return params;
+}
+
+CudaSequence::Predicted CudaSequence::predicted(Layer layer) const {
+  const int64_t at = layer.value() % 2 * predicted_tokens() * width();
+  return {predicted_.exact + at, predicted_.rounded + at};
+}
+
+absl::Status CudaSequence::LearnDrift(Layer layer, const float* q, int64_t n, const int32_t* step,
+                                      const float* inv_freq, const cuda::Stream& stream) const {
+  kernels::QueryDriftCudaParams params;
+  params.q = q;
+  params.predicted_q = predicted(layer).exact;
+  params.n = n;
+  params.heads = shape_.q_heads;
+  params.head_dim = shape_.head_dim;
+  params.first_position = context_tokens_;
+  params.step = step;
+  params.inv_freq = inv_freq;
+  params.newest = kNewestDrift;
+  params.mean = drift_.mean + layer.value() * width();
+  params.tokens = drift_.tokens + layer.value() * shape_.q_heads;
+  RETURN_IF_CUDA_ERROR(kernels::LearnQueryDriftCuda(params, stream.get()));
+  return absl::OkStatus();
+}
+
+Statistics CudaSequence::statistics() const {
+  Statistics statistics;
+  statistics.layers = statistics_;
+  zone_->AddTo(statistics.layers);
+  if (client_ != nullptr) {
+    statistics.bytes_sent = client_->bytes_sent();
+    statistics.bytes_received = client_->bytes_received();
+  }
+  statistics.window_bytes = window_.bytes();
+  statistics.weight_bytes = runner_->WeightBytes();
+  statistics.shared_bytes = runner_->Bytes();
+  statistics.device_bytes = bytes_;
+  return statistics;
+}
+
+}  // namespace carrel::decoder

@@ -1,0 +1,156 @@
+// What:   a sequence on a GPU: the window of the rows that are held there, the zone, wherever it lives, and
+//         the graphs of a step that it takes alone. What a step computes on the way is the runner's.
+// Errors: Open: as runner.h.
+// Ownership: as sequence.h.
+// Threads: one; Open: any, beside others' steps, which wait while it is captured.
+// Cost:   Open takes all memory, reads sink, local and what the zone holds, and runs one token.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/cuda/arena.h"
+#include "common/cuda/graph.h"
+#include "common/cuda/stream.h"
+#include "decoder/client/context_rows.h"
+#include "decoder/runner/batch.h"
+#include "decoder/runner/query_drift.h"
+#include "decoder/runner/sequence.h"
+#include "decoder/select/row_selector.h"
+#include "decoder/window/cuda_window.h"
+#include "decoder/zone/cuda_zone_attention.h"
+#include "decoder/zone/opened_context.h"
+#include "kernels/attention/window_attention/window_attention_cuda.h"
+#include "kernels/encode/query_drift/query_drift_cuda.h"
+#include "model/config.h"
+#include "model/device.h"
+
+namespace carrel::decoder {
+
+class CudaRunner;
+
+// A step of one token each of the same sequences, enqueued anew in few calls.
+struct StepGraphs {
+  cuda::Graph whole;                         // where no zone asks this host
+  std::vector<cuda::Graph> project, attend;  // [layers], where one does
+  cuda::Graph end;
+};
+
+class CudaSequence final : public Sequence {
+ public:
+  static absl::StatusOr<std::unique_ptr<CudaSequence>> Open(const model::ModelConfig& model,
+                                                            const OpenedContext& context,
+                                                            std::shared_ptr<CudaRunner> runner);
+  ~CudaSequence() override;
+
+  Runner& runner() override;
+  CudaSequence* on_cuda() override { return this; }
+  int64_t max_tokens() const override { return block_; }
+  Statistics statistics() const override;
+
+  int64_t id() const { return id_; }  // no other sequence of this process has it, nor will
+  CudaZoneAttention& zone() const { return *zone_; }
+  const CudaWindow& window() const { return window_; }
+  Position context_tokens() const { return context_tokens_; }
+  // Of its window, what the next token becomes.
+  int64_t next_row() const { return end() - zone_rows_.rows(); }
+
+  // Of a step: whether there is room for the slice and somebody wants it; what comes before it; after it.
+  absl::Status Check(const Slice& slice) const;
+  absl::Status Begin(const Slice& slice, const cuda::Stream& stream);
+  void Passed(const Slice& slice);
+  // Of the slice at hand, of n tokens: whether StepGraphs say what it does, and what the zone's choice of
+  // rows depends on.
+  bool is_token(int64_t n) const { return n == 1 && !(of_prompt_ && zone_->prompt_takes_all()); }
+  int64_t phase(int64_t n) const {
+    return is_token(n) ? zone_->PhaseOf(of_prompt_ ? kPromptStep : generated_) : 0;
+  }
+  std::vector<StepGraphs>& graphs() { return graphs_; }  // [phases], of a token alone
+
+  // Attention of one token to the window, whose rows row_count counts.
+  kernels::WindowAttentionCudaParams ToWindow(Layer layer, const uint16_t* q,
+                                              const int32_t* row_count,
+                                              const CudaPartial& to) const;
+  // Whether n tokens' queries of the layer are predicted, while the layer before it computes; where they
+  // are; what they lack.
+  bool predicts(Layer layer, int64_t n) const {
+    return layer.value() > 0 && layer.value() < shape_.layers && zone_->predicts(layer, n);
+  }
+  struct Predicted {
+    float* exact = nullptr;
+    uint16_t* rounded = nullptr;
+  };
+  Predicted predicted(Layer layer) const;
+  const float* drift(Layer layer) const { return drift_.mean + layer.value() * width(); }
+  // Learns it of n true queries; step: where the first stands, behind the context.
+  absl::Status LearnDrift(Layer layer, const float* q, int64_t n, const int32_t* step,
+                          const float* inv_freq, const cuda::Stream& stream) const;
+
+ private:
+  // [layers] of [q_heads, head_dim] before RoPE; [layers, q_heads].
+  struct Drift {
+    float* mean = nullptr;
+    int32_t* tokens = nullptr;
+  };
+  struct LastRows {
+    Layer layer;
+    KvHead head;
+    int64_t at = 0, rows = 0;  // in the window
+    std::string k, v;
+  };
+
+  CudaSequence(const model::ModelConfig& model, const OpenedContext& context,
+               std::shared_ptr<CudaRunner> runner);
+  absl::Status Prepare(const OpenedContext& context);
+  // Plans its memory, or lays it out.
+  void Lay(cuda::DeviceArena& arena);
+  absl::Status LoadContextRows(const OpenedContext& context);
+  // Those that may be given up, for when they are wanted again.
+  void KeepLastRows(const ContextRows& block, int64_t at);
+  absl::Status RestoreLastRows();
+  // What predicted queries lack, at first as the context says.
+  absl::Status LoadDrift(const StoredDrift& stored);
+  absl::Status ResetDrift(const cuda::Stream& stream) const;
+  void Start(int64_t give_up) override;
+
+  int64_t width() const { return int64_t{shape_.q_heads} * shape_.head_dim; }
+  int64_t predicted_tokens() const { return zone_->predicted_tokens(block_); }
+  int64_t context_rows() const { return context_tokens_ - zone_rows_.rows(); }  // in the window
+
+  const std::shared_ptr<CudaRunner> runner_;
+  const AttentionShape shape_;
+  const float scale_;
+  StoreClient* const client_;
+  const RowRange zone_rows_;
+  const Position context_tokens_;
+  const int64_t new_tokens_;  // that there is room for
+  const int64_t block_;       // tokens at once
+  const int64_t splits_;      // of the window's attention
+  const int64_t most_given_up_;
+  std::vector<LayerStatistics> statistics_;
+  std::unique_ptr<CudaZoneAttention> zone_;
+  CudaWindow window_;
+  cuda::DeviceArena arena_;
+  uint8_t* workspace_ = nullptr;
+  // Null where no queries are predicted. Of predicted queries, after RoPE, the halves belong to even and
+  // odd layers: a layer is still learned from while the next is predicted.
+  Drift drift_, stored_drift_;
+  Predicted predicted_;
+  int64_t bytes_ = 0;  // of the device, planned; weights and the runner's, which others hold, too
+  model::GpuReservation reserved_;
+  std::vector<StepGraphs> graphs_;
+
+  bool of_prompt_ = false;
+  int64_t generated_ = 0;  // since the prompt
+  // Rows in last_rows_ were written over by this sequence; by one before it.
+  bool writes_over_ = false, overwritten_ = false;
+  std::vector<LastRows> last_rows_;
+
+  const int64_t id_ = ++made_;
+  static inline std::atomic<int64_t> made_{0};
+};
+
+}  // namespace carrel::decoder

@@ -56,6 +56,12 @@ Violations CheckLinks(const Tree& tree);
 Violations CheckDecisions(const Tree& tree);
 Violations CheckSections(const Tree& tree);
 
+// --- trace.cc
+inline constexpr char kTracePage[] = "docs/trace.md";
+// The page's steps are numbered in order. Each names a file and a function that this defines (a header may declare it),
+// and which the file of that step or of one before it calls (what begins with On, a library).
+Violations CheckTrace(const Tree& tree);
+
 // --- flags.cc
 inline constexpr char kCliPage[] = "docs/cli.md";
 inline constexpr char kForeignFlags[] = "tests/tidy/foreign_flags.txt";  // keys: --flag

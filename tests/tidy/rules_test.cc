@@ -205,6 +205,28 @@ TEST(SectionsTest, SectionOrDocumentThatIsNotThere_IsFound) {
                           HasSubstr("g.md:1: docs/formats.md has no section 9")));
 }
 
+TEST(TraceTest, StaleStep_IsFound) {
+  const std::string api = "class Api {\n  void Take() { Submit(); }\n};\n";
+  const std::string queue = "void Queue::Submit() { RunNext(); }\nvoid Queue::RunNext() {}\n";
+  const auto check = [&](const std::string& rows) {
+    return CheckTrace(Make({{"a.cc", api}, {"b.cc", queue}, {kTracePage, rows}}));
+  };
+  const std::string take = "| 1 | `Api::Take` | `a.cc` | HTTP | It comes. |\n";
+  const std::string submit = "| 2 | `Queue::Submit` | `b.cc` | HTTP | It waits. |\n";
+  EXPECT_THAT(check(take + submit + "| 3 | `Queue::RunNext` | `b.cc` | one | It runs. |\n"),
+              IsEmpty());
+  EXPECT_THAT(check(""), ElementsAre(HasSubstr("no row of a table is a step")));
+  EXPECT_THAT(check(take + "| 3 | `Queue::Submit` | `b.cc` | x | y |\n"),
+              ElementsAre(HasSubstr("trace.md:2: step 3: is step 2")));
+  EXPECT_THAT(check(take + "| 2 | `Queue::Submit` | `c.cc` | x | y |\n"),
+              ElementsAre(HasSubstr("step 2: there is no c.cc: name the function")));
+  EXPECT_THAT(check(take + "| 2 | `Queue::Take` | `b.cc` | x | y |\n"),
+              ElementsAre(HasSubstr("b.cc has no Queue::Take: name the function")));
+  EXPECT_THAT(
+      check("| 1 | `Queue::Submit` | `b.cc` | x | y |\n| 2 | `Api::Take` | `a.cc` | x | y |\n"),
+      ElementsAre(HasSubstr("no file of a step before it calls Take")));
+}
+
 TEST(FlagsTest, StaleFlag_IsFound) {
   const std::string page =
       "## carrel ask\n```\n  --model TEXT  not --none\n  --top-k,--rows N\n```\n"

@@ -46,6 +46,10 @@ TEST(TidyTest, Decisions_ThatAreNamed_Exist) { EXPECT_THAT(CheckDecisions(Reposi
 
 TEST(TidyTest, Sections_ThatAreNamed_Exist) { EXPECT_THAT(CheckSections(Repository()), Holds()); }
 
+TEST(TidyTest, TraceOfARequest_IsThatOfTheSources) {
+  EXPECT_THAT(CheckTrace(Repository()), Holds());
+}
+
 TEST(TidyTest, Waits_AreCountedByAClockThatNobodySets) {
   EXPECT_THAT(CheckClocks(Repository()), Holds());
 }

@@ -98,6 +98,17 @@ inline constexpr char kLongLines[] =
 Violations CheckDecisionWords(const Tree& tree);
 Violations CheckLineCharacters(const Tree& tree);
 
+// Of UTF-8.
+int Characters(absl::string_view line);
+
+// --- versions.cc
+inline constexpr int kMostEntryCharacters = 200;
+// CMakeLists.txt's version is that of the program, of the library's headers, of the changelog's first heading, and of every
+// image that is named "carrel:VERSION".
+Violations CheckVersions(const Tree& tree);
+// CHANGELOG.md: each entry is one line of a section, Added, Changed, Fixed or Removed.
+Violations CheckChangelog(const Tree& tree);
+
 // --- counters.cc
 inline constexpr char kCounterBounds[] =
     "tests/tidy/counters.txt";  // keys: a counter; behind it the bound, and the goal

@@ -227,6 +227,44 @@ TEST(TraceTest, StaleStep_IsFound) {
       ElementsAre(HasSubstr("no file of a step before it calls Take")));
 }
 
+TEST(VersionsTest, EachPlace_IsCompared) {
+  const auto check = [](const std::string& program, const std::string& minor,
+                        const std::string& changes, const std::string& image) {
+    return CheckVersions(
+        Make({{"CMakeLists.txt", "project(carrel VERSION 1.2.3 LANGUAGES CXX)\n"},
+              {"common/version.h", "inline constexpr char kVersion[] = \"" + program + "\";\n"},
+              {"include/carrel/version.h",
+               "#define CARREL_VERSION_MAJOR 1\n#define CARREL_VERSION_MINOR " + minor +
+                   "\n#define CARREL_VERSION_PATCH 3\n"},
+              {"CHANGELOG.md", "# Changelog\n\n## " + changes + " (a day)\n\n## 1.0.0\n"},
+              {"deploy/Containerfile", "# podman build -t carrel:" + image + "\n"}}));
+  };
+  EXPECT_THAT(check("1.2.3", "2", "1.2.3", "1.2.3"), IsEmpty());
+  EXPECT_THAT(check("1.2.4", "2", "1.2.3", "1.2.3"),
+              ElementsAre(HasSubstr("common/version.h:1: 1.2.4 is not 1.2.3")));
+  EXPECT_THAT(check("1.2.3", "1", "1.2.3", "1.2.3"),
+              ElementsAre(HasSubstr("include/carrel/version.h:1: 1.1.3")));
+  EXPECT_THAT(check("1.2.3", "2", "1.1.0", "1.2.3"),
+              ElementsAre(HasSubstr("CHANGELOG.md:3: 1.1.0")));
+  EXPECT_THAT(check("1.2.3", "2", "1.2.3", "0.1.0"),
+              ElementsAre(HasSubstr("Containerfile:1: 0.1.0")));
+  EXPECT_THAT(CheckVersions(Make({{"a.cc", "\n"}})), ElementsAre(HasSubstr("no project")));
+}
+
+TEST(ChangelogTest, EntryOutOfASection_OrTooLong_IsFound) {
+  const auto check = [](const std::string& text) {
+    return CheckChangelog(Make({{"CHANGELOG.md", text}}));
+  };
+  EXPECT_THAT(check("## 1\n\n### Added\n\n- a\n"), IsEmpty());
+  EXPECT_THAT(check("## 1\n\n### Added\n\n- a\n\n## 0\n\n- b\n"),
+              ElementsAre(HasSubstr("CHANGELOG.md:9: an entry stands in a section")));
+  EXPECT_THAT(check("### News\n\n- a\n"), ElementsAre(HasSubstr(":1: a section is Added")));
+  EXPECT_THAT(check("### Fixed\n\n- a\n  b\n"), ElementsAre(HasSubstr(":4: an entry is one line")));
+  EXPECT_THAT(check("### Fixed\n\n- " + std::string(kMostEntryCharacters, 'a') + "\n"),
+              ElementsAre(HasSubstr(":3: an entry has at most")));
+  EXPECT_THAT(CheckChangelog(Make({})), ElementsAre(HasSubstr("is not there")));
+}
+
 TEST(FlagsTest, StaleFlag_IsFound) {
   const std::string page =
       "## carrel ask\n```\n  --model TEXT  not --none\n  --top-k,--rows N\n```\n"

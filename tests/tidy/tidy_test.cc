@@ -68,6 +68,12 @@ TEST(TidyTest, LinesOfDocuments_AreShort) {
   EXPECT_THAT(CheckLineCharacters(Repository()), Holds());
 }
 
+TEST(TidyTest, Versions_Agree) { EXPECT_THAT(CheckVersions(Repository()), Holds()); }
+
+TEST(TidyTest, Changelog_HasSectionsAndShortEntries) {
+  EXPECT_THAT(CheckChangelog(Repository()), Holds());
+}
+
 TEST(TidyTest, Counters_OnlyFall) { EXPECT_THAT(CheckCounters(Repository()), Holds()); }
 
 }  // namespace

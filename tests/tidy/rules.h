@@ -40,7 +40,7 @@ Violations CheckFileLengths(const Tree& tree);
 
 // --- headers.cc
 // A header opens with a comment block that says What; one whose classes keep a pointer, reference,
-// string_view or Span (members that end in '_') says Ownership in some comment.
+// string_view or Span (members that end in '_') says Ownership in some comment. Those of include/carrel give an Example of examples/.
 Violations CheckHeaders(const Tree& tree);
 
 // --- readmes.cc
@@ -56,6 +56,10 @@ Violations CheckLinks(const Tree& tree);
 Violations CheckDecisions(const Tree& tree);
 Violations CheckSections(const Tree& tree);
 
+// --- members.cc
+// What a document names as `Class::Member` is a word of a file that defines the class.
+Violations CheckNamedMembers(const Tree& tree);
+
 // --- trace.cc
 inline constexpr char kTracePage[] = "docs/trace.md";
 // The page's steps are numbered in order. Each names a file and a function that this defines (a header may declare it),
@@ -69,6 +73,9 @@ inline constexpr char kForeignFlags[] = "tests/tidy/foreign_flags.txt";  // keys
 // before it in the same line of code), of ./run and other scripts, of a bench, or a listed one of
 // other programs.
 Violations CheckFlags(const Tree& tree);
+
+// Every "./run COMMAND" of documents and of .ci/ is one of the script's.
+Violations CheckRunCommands(const Tree& tree);
 
 // --- borders.cc
 // Includes between the rooms inside decoder, kvstore/index, kernels and model go allowed ways. Those

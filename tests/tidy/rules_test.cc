@@ -126,6 +126,18 @@ TEST(HeadersTest, Contract_IsDemanded) {
               ElementsAre(HasSubstr("a.h:1")));
 }
 
+TEST(HeadersTest, PublicHeader_NeedsAnExample) {
+  const std::pair<std::string, std::string> program = {"examples/1_a.cc", "int main() {}\n"};
+  const auto check = [&](const std::string& text) {
+    return CheckHeaders(
+        Make({program, {"include/carrel/a.h", "// What: a.\n" + text + "int A();\n"}}));
+  };
+  EXPECT_THAT(check("// Example: A();   // examples/1_a.cc\n"), IsEmpty());
+  EXPECT_THAT(check("// Example: A();   // examples/2_a.cc\n"),
+              ElementsAre(HasSubstr("says no \"Example")));
+  EXPECT_THAT(check(""), ElementsAre(HasSubstr("include/carrel/a.h:1")));
+}
+
 TEST(HeadersTest, KeptReference_NeedsOwnership) {
   for (const char* member :
        {"const Pool& pool_;", "Engine* const engine_ ABSL_GUARDED_BY(mu_) = nullptr;",
@@ -162,6 +174,20 @@ TEST(ReadmesTest, FileThatIsNotThere_IsNotNamed) {
                           {"a/y_cuda.cu", ""},
                           {"a/README.md", "`x.h`, `a/x.h`, `*_cuda.cu`, `carrel ask`, `x.cc`\n"}});
   EXPECT_THAT(CheckNamedFiles(tree), ElementsAre(HasSubstr("there is no x.cc")));
+}
+
+TEST(MembersTest, MemberThatIsNotThere_IsNotNamed) {
+  const auto check = [](const std::string& text) {
+    return CheckNamedMembers(
+        Make({{"a.h", "class CARREL_API Store {\n  void Open();\n};\nenum class Want { kRows };\n"},
+              {"docs/a.md", text + "\n"}}));
+  };
+  EXPECT_THAT(check("`Store::Open`, `carrel::Want::kRows`, `absl::Mutex::Lock` and Store::Gone "
+                    "without marks"),
+              IsEmpty());
+  EXPECT_THAT(check("Text.\n`Store::Close`"),
+              ElementsAre(HasSubstr("docs/a.md:2: there is no Store::Close")));
+  EXPECT_THAT(check("`Shop::Open`"), ElementsAre(HasSubstr("there is no Shop::Open")));
 }
 
 TEST(LinksTest, DeadLink_AndDeadHeading_AreFound) {
@@ -290,6 +316,19 @@ TEST(FlagsTest, StaleFlag_IsFound) {
   EXPECT_THAT(check("```\n$carrel ls \\\n  --model x\n```\n"), ElementsAre(HasSubstr("a.md:3")));
   EXPECT_THAT(check("`peer --ctx`\n", "--ctx  of a peer\n"), IsEmpty());
   EXPECT_THAT(check("\n", "--ctx  of a peer\n"), ElementsAre(HasSubstr("take it out")));
+}
+
+TEST(RunTest, CommandThatIsNotThere_IsFound) {
+  const auto check = [](const std::string& path, const std::string& text) {
+    return CheckRunCommands(
+        Make({{"run", "#!/bin/sh\n  test)\n    case x in\n      page) ;;\n  help | -h) usage ;;\n"},
+              {path, text}}));
+  };
+  EXPECT_THAT(check("a.md", "`./run test page`, ./run help\n"), IsEmpty());
+  EXPECT_THAT(check("a.md", "\n`./run page`\n"),
+              ElementsAre(HasSubstr("a.md:2: ./run has no page")));
+  EXPECT_THAT(check(".ci/nightly", "#!/bin/sh\n./run moon\n"),
+              ElementsAre(HasSubstr(".ci/nightly:2: ./run has no moon")));
 }
 
 TEST(BordersTest, IncludeAgainstTheTable_IsFound) {

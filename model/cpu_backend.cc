@@ -255,10 +255,10 @@ class CpuBackend final : public Backend {
     }
   }
 
-  // Each block widens the weights for itself: half of a block only where every core has one then, and
+  // Each block widens the weights for itself: half of a block only where nearly every core has one then, and
   // some would have none of whole ones.
   int64_t BlockTokens(int64_t n) const {
-    const bool halves = cores() >= kManyCores && n >= kFewBlockTokens * cores();
+    const bool halves = cores() >= kManyCores && 4 * n >= 3 * kFewBlockTokens * cores();
     return halves && n < kBlockTokens * cores() ? kFewBlockTokens : kBlockTokens;
   }
 

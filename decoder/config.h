@@ -39,7 +39,7 @@ using SelectionOptions = std::variant<select::Selection, FidelityOptions>;
 inline constexpr int64_t kUsualTopK = 128;
 
 // The estimation term: rows that are not selected count through summaries of their clusters. kAuto:
-// where want=attend and the context has summaries; never with a selector.
+// where want=attend and the context has summaries; with a selector on a GPU, where they are in this host.
 enum class Estimate : uint8_t { kAuto = 0, kOn = 1, kOff = 2 };
 
 // What tokens of a prompt attend to: what is chosen for each, as generated tokens do, or every row of the zone, which

@@ -303,7 +303,7 @@ absl::Status Decoder::OpenByPlan(const v1::OpenReply& opened, const std::string&
       ASSIGN_OR_RETURN(rows, options.map_rows());
     }
     const bool alone = model::GpuReservation::all() == 0;
-    const absl::Status status = OpenZone(opened, context, std::move(taken), pool, std::move(rows));
+    absl::Status status = OpenZone(opened, context, std::move(taken), pool, std::move(rows));
     if (way.dense && target_error_ > 0) promised_on_ = PromisedOn::kWholeZone;
     if (!absl::IsResourceExhausted(status) || !alone || options.way.has_value() ||
         way.place == Place::kStore)

@@ -81,8 +81,8 @@ std::vector<std::pair<std::string, std::string>> PresentedFingerprint(
 class Decoder {
  public:
   // Opens the context on a connected client and fetches sink and local rows. host_rows: of
-  // this context, in this host's memory, where NeedsHostRows. HostZoneOptions with a GPU copies them if
-  // they are given, and otherwise fetches the zone from the store. Else null.
+  // this context, in this host's memory, where NeedsHostRows. With a GPU and HostZoneOptions
+  // they may be null: the zone is fetched from the store then. Pass null for every other zone.
   static absl::StatusOr<std::unique_ptr<Decoder>> Open(
       const model::Checkpoint& checkpoint, std::unique_ptr<StoreClient> client,
       const std::string& context, const RetrievalConfig& config, ThreadPool* pool,
@@ -109,8 +109,8 @@ class Decoder {
   int64_t given_up() const { return given_up_; }
   // Of the last Generate's prompt: tokens that were not read again.
   int64_t resumed_tokens() const { return resumed_tokens_; }
-  // To go on with another sequence and come back. Without tokens where rows cannot be had (a GPU,
-  // positions given by attention).
+  // To resume this sequence later. Returns an empty Sequence if the backend cannot export rows (a
+  // GPU, positions given by attention).
   Sequence SaveSequence() const;
   // DataLoss: it is not of this shape; the next call starts anew.
   absl::Status RestoreSequence(Sequence sequence);

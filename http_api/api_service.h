@@ -10,7 +10,7 @@
 // Access: as of every transport (kvstore/access/admission.h), by "Authorization: Bearer KEY": rights of the one table,
 //         contexts that a key does not see are not found, rates, sessions (answers at a time), quotas, the audit log;
 //         a key that is withdrawn ends what runs, waits or streams for it within two seconds. Without a keys file
-//         TCP gives list and open to anybody, and all to who bears the token; a Unix socket all to its owner.
+//         TCP gives list and open to anybody, and all rights to the bearer of the token; a Unix socket all to its owner.
 // Threads: any.   Ownership: keeps model and store.
 #pragma once
 

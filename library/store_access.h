@@ -1,4 +1,4 @@
-// What:      a store for whoever decodes: remote at an address, or embedded: opened in this process,
+// What:      a store for decoders: remote at an address, or embedded: opened in this process,
 //            where sessions need no gRPC (embedded_client.h) and contexts are managed through the
 //            same service over a channel inside the process, which is started when it is first asked
 //            for. With these and mapped_rows.h the only places that join decoder/ and kvstore/.

@@ -1,4 +1,4 @@
-// What:   a question on its way to its answer: what is asked, whose it is, and who hears of it.
+// What:   a question on its way to its answer: what is asked, its owner, and its callbacks.
 // Threads: a job's callbacks are called one at a time, on threads of the scheduler; they must not wait for long.
 // Example: AnswerJob job;
 //          job.context = "novel";

@@ -4,9 +4,11 @@
 // Errors: InvalidArgument a name, or a document that is empty or longer than the model was trained for (code
 //         context_length_exceeded); AlreadyExists the name is another document's, or the document has another
 //         name (code context_exists); ResourceExhausted as many wait as may; FailedPrecondition the store is not
-//         this process's to write, or a context is being read; NotFound. A prefill's own are its document's
-//         `error`; what the machine lacked says so (status_details.h). One that failed leaves nothing but its error behind, which is
-//         listed until it is deleted.
+//         this process's to write, or a context is being read; NotFound. Prefill failures are reported in
+//         Document::error; what the machine lacked says so (status_details.h). A failed document leaves only its error,
+//         which is listed until it is deleted.
+// Fresh:  what this process publishes or deletes is seen at once. List and Get see what other processes publish or delete
+//         within a second; Get finds a name at once that it did not know.
 // Restart: what was added and is not ready lies in files of the store (waiting_documents.h) and goes on
 //         by itself, after its last finished layer, unless the model is another now: then it has failed.
 //         Other unfinished prefills that lie in the store are listed as failed, and removable. What was kept

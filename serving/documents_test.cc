@@ -47,6 +47,7 @@ class TriedStore final : public library::StoreAccess {
   absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> NewContextClient(
       const std::string& context) override {
     if (std::this_thread::get_id() != test_ && plant) plant();
+    ++looks;
     return real_->NewContextClient(context);
   }
   absl::StatusOr<std::vector<TokenId>> DocumentTokens(const std::string& context,
@@ -56,6 +57,7 @@ class TriedStore final : public library::StoreAccess {
   kvstore::Store* store() override { return real_->store(); }
 
   std::function<void()> plant;
+  std::atomic<int> looks{0};  // at what it holds
 
  private:
   const std::unique_ptr<library::StoreAccess> real_;
@@ -278,6 +280,31 @@ TEST_F(DocumentsTest, WhereMemoryEnds_ItIsTheServersError) {
 }
 
 // As opening compares them: a decoder that gives positions itself reads keys before RoPE alone.
+TEST_F(DocumentsTest, TheStore_IsListedOncePerSecond_ForThoseThatOnlyLook) {
+  Start();
+  Add("doc", Tokens(kText));
+  ASSERT_TRUE(IsReady("doc"));
+  const absl::Time start = absl::Now();
+  const int before = store_->looks;
+  for (int i = 0; i < 50; ++i) {
+    CARREL_EXPECT_OK(documents_->Get("doc").status());
+    EXPECT_EQ(documents_->List()->size(), 1u);
+  }
+  EXPECT_LE(store_->looks - before, 1 + absl::ToDoubleSeconds(absl::Now() - start));
+}
+
+TEST_F(DocumentsTest, WhatOthersDoToTheStore_IsSeen) {
+  Start();
+  Add("doc", Tokens(kText));
+  ASSERT_TRUE(IsReady("doc"));
+  const auto client = *store_->NewContextClient("");
+  CARREL_EXPECT_OK(client->Delete("doc"));
+  EXPECT_TRUE(IsGone("doc"));  // within a second
+  const int before = store_->looks;
+  EXPECT_TRUE(absl::IsNotFound(documents_->Get("other").status()));
+  EXPECT_GT(store_->looks, before);  // it might have come since the last look
+}
+
 TEST_F(DocumentsTest, Usable_IsWhatCanBeOpened) {
   Start();
   Add("doc", Tokens(kText));

@@ -1,5 +1,5 @@
 // What:   a StoreClient that survives its store (decision 036): when the stream breaks it connects
-//         again, opens the same context, sends what is outstanding again, and whoever waits goes on
+//         again, opens the same context and sends what is outstanding again, while callers keep
 //         waiting. A session is read-only and its answers are determined by context and request, so
 //         the decoder notices nothing but the time.
 //         Candidates that the old session kept for a query to come are asked for again first.

@@ -1,5 +1,5 @@
 // What:    a decoder's side of one session with a store: many requests in flight, replies matched by
-//          id. Implemented over gRPC (store_client_grpc.h) and by who has the store in its process
+//          id. Implemented over gRPC (store_client_grpc.h) and for a store in this process
 //          (library/embedded_client.h): the same requests bring the same replies and errors.
 // Errors:  what the store answers keeps its code, prefixed with what was asked. After the session
 //          ended every pending and later call fails with its status; nothing is retried here

@@ -338,7 +338,7 @@ absl::StatusOr<std::unique_ptr<StoreClient>> ConnectToStore(
 }
 
 absl::StatusOr<std::unique_ptr<StoreClient>> OpenStoreChannel(
-    std::shared_ptr<grpc::Channel> channel, absl::Duration deadline, const std::string& key,
+    const std::shared_ptr<grpc::Channel>& channel, absl::Duration deadline, const std::string& key,
     absl::Duration request_timeout, const std::string& context) {
   auto client = std::make_unique<GrpcStoreClient>(channel, key, request_timeout, context);
   RETURN_IF_ERROR(client->AwaitServer(absl::Now() + deadline));

@@ -33,7 +33,8 @@ inline constexpr char kContextMetadata[] = "carrel-context-bin";
 
 // The same over a channel that exists. key: presented; empty: none.
 absl::StatusOr<std::unique_ptr<StoreClient>> OpenStoreChannel(
-    std::shared_ptr<grpc::Channel> channel, absl::Duration deadline, const std::string& key = "",
-    absl::Duration request_timeout = absl::InfiniteDuration(), const std::string& context = "");
+    const std::shared_ptr<grpc::Channel>& channel, absl::Duration deadline,
+    const std::string& key = "", absl::Duration request_timeout = absl::InfiniteDuration(),
+    const std::string& context = "");
 
 }  // namespace carrel::decoder

@@ -59,7 +59,7 @@ class CudaTogether {
   // Waits for the end. Work on what members point to that was enqueued elsewhere is done.
   // best [members]: the most likely next tokens, below 0 where a logit is NaN. Gives the step's number.
   absl::StatusOr<int64_t> Step(absl::Span<const Member> members, std::vector<TokenId>& best);
-  // Of the i-th member of that step, to host memory; false: another step came since.
+  // Of the i-th member of that step, to host memory; false if a later step overwrote the logits.
   absl::StatusOr<bool> CopyLogits(int64_t step, int64_t i, float* logits);
 
  private:

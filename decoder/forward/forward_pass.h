@@ -40,8 +40,7 @@ class ForwardPass {
   virtual int64_t max_tokens() const = 0;  // of one Run
   virtual absl::Status Run(absl::Span<const TokenId> tokens, Position first_position) = 0;
   // A block of each of several passes like this one over the same checkpoint, this one perhaps among
-  // them: what Run of each gives, bit for bit, and as much faster as the device can make it by reading
-  // weights once. A sequence that fails does so alone.
+  // them. Equivalent to calling Run on each, bit for bit; reads the weights once. A sequence fails alone.
   virtual void RunTogether(absl::Span<PassBlock> blocks) {
     for (PassBlock& one : blocks) one.status = one.pass->Run(one.tokens, one.first_position);
   }
@@ -52,6 +51,7 @@ class ForwardPass {
 
   virtual void set_reading_prompt(bool reading) = 0;
   // Asked while a Run goes on, as often as the device allows; false: it is Cancelled.
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): passes keep it
   virtual void set_wanted(std::function<bool()>) {}
   // As SequenceAttention's.
   virtual void StartSequence(int64_t give_up) = 0;

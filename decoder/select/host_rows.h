@@ -1,5 +1,5 @@
 // What:   the rows of a context that lie in this process's memory, and what its prefill left to
-//         calibrate by. tools/ fills it from a store in the same host (docs/decisions/020): the
+//         calibrate by. library/ fills it from a store in the same host (docs/decisions/020): the
 //         decoder sees addresses and floats, never the store.
 // Shapes: a row is head_dim bf16 at any byte address.
 // Errors: of what methods are calibrated by: NotFound nothing of the kind is stored for a head;
@@ -78,7 +78,7 @@ class HostRows {
   virtual absl::Status EstimateRest(const RestRequest&) const {
     return absl::FailedPreconditionError("these rows have no summaries");
   }
-  // The same for a GPU, of a zone that is not empty; has_summaries().
+  // GPU form of EstimateRest. Requires has_summaries() and a non-empty zone.
   virtual kernels::SummarySegments SummarySegmentsOf(RowRange) const { return {}; }
   virtual absl::StatusOr<kernels::SummaryTable> SummaryTableOf(Layer, KvHead, RowRange) const {
     return absl::FailedPreconditionError("these rows have no summaries");

@@ -143,7 +143,7 @@ bool SelectorForks(const SelectorConfig& config);
 // The method's oversample; 1 for methods that have none; kAutoOversample for codes where automatic is
 // not 1. automatic: what kAutoOversample is here.
 int64_t OversampleOf(const SelectorConfig& config, int64_t automatic = kOversample);
-// The same config with that instead of kAutoOversample; of codes only if it is 1.
+// Replaces kAutoOversample by `automatic`; methods with codes only if it is 1.
 SelectorConfig WithOversample(SelectorConfig config, int64_t automatic);
 
 // What is reported: the method, and of hash and channels what chooses candidates, and how many.

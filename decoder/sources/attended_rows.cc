@@ -75,7 +75,7 @@ absl::Status AttendedInZone(const QueryTrace& trace, Layer layer, const Attentio
       ASSIGN_OR_RETURN(const v1::SessionReply reply, client->Next(id));
       last = reply.last();
       for (const v1::HeadResult& head : reply.query().heads()) {
-        const absl::Status added = AddHead(head, trace, block, shape, zone, rows);
+        absl::Status added = AddHead(head, trace, block, shape, zone, rows);
         if (added.ok()) continue;
         if (!last) client->Forget(id);
         return added;

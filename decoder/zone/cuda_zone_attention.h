@@ -1,6 +1,6 @@
 // What:      the zone's part of a sequence's attention where a GPU runs the model, wherever the zone
 //            lives: cuda_store_zone.h asks a store, cuda_device_zone.h holds the rows on the GPU,
-//            cuda_host_zone.h in pinned memory of this host. This class is a zone without rows.
+//            cuda_host_zone.h in pinned memory of this host. The base class implements an empty zone.
 //            Per layer and block of tokens: TakeQueries, Predict, TakeWindow, Attend enqueue only and
 //            can be captured; where asks_host(), QueriesEnqueued, Ask and Answer run between them, each
 //            time, in this host. Of several sequences all may ask before the first is answered.

@@ -54,7 +54,7 @@ class RowCache {
     std::vector<char> rows;       // [slots]: K, then V
   };
   size_t Index(Layer layer, KvHead head) const {
-    return static_cast<size_t>(layer.value() * shape_.kv_heads + head.value());
+    return static_cast<size_t>(int64_t{layer.value()} * shape_.kv_heads + head.value());
   }
 
   const AttentionShape shape_;

@@ -133,7 +133,7 @@ absl::Status StoreZone::FinishRowStream(Layer layer, const float* q, int64_t n, 
                                         Partial& partial) {
   const int64_t d = shape_.head_dim, group = shape_.group();
   LayerStatistics& statistics = StatisticsOf(layer);
-  const absl::Status status = pending.stream->Drain(
+  absl::Status status = pending.stream->Drain(
       [&](KvHead head, Position, int64_t rows, const void* k, const void* v) {
         statistics.candidates += rows * n;
         std::vector<const void*> k_rows(rows), v_rows(rows);

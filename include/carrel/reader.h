@@ -4,6 +4,8 @@
 //          NotFound no such context; InvalidArgument an option or prompt; DataLoss what was read is
 //          damaged or changed meanwhile: there is no answer then, not a wrong one.
 // Threads: one at a time per reader; many readers of one model and store beside each other.
+// Example: const auto reader = carrel::Reader::Open(*model, *store, "novel");    // examples/02_ask.cc
+//          const auto answer = (*reader)->Generate("Who is Ada?", options);
 #pragma once
 
 #include <cstdint>

@@ -52,7 +52,7 @@ class Access {
   // Without a keys file. everything: all may do all, for a server that only its own process reaches.
   static std::shared_ptr<Access> Open(bool everything = false);
   // Without a keys file, with a token (NewAccessKey()).
-  static std::shared_ptr<Access> OpenWithToken(std::string token);
+  static std::shared_ptr<Access> OpenWithToken(const std::string& token);
   // Reads the file again every `interval` if it has changed; one that cannot be used is logged and
   // counted, and the rules stay as they were.
   static absl::StatusOr<std::shared_ptr<Access>> Create(const std::string& keys_file,

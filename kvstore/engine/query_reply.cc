@@ -109,7 +109,7 @@ absl::Status QueryReply::Run(ThreadPool& pool, absl::Duration waited) {
   const absl::Time start = absl::Now();
   seen_ = context().LastLook(request_.layer);
   for (int attempt = 0; attempt < OpenContext::kMostAttempts; ++attempt) {
-    const absl::Status status = RunOnce(pool);
+    absl::Status status = RunOnce(pool);
     ASSIGN_OR_RETURN(const int64_t after, context().Look(request_.layer));
     if (after == seen_) {
       statistics_.queue_us = absl::ToInt64Microseconds(waited);

@@ -211,7 +211,7 @@ absl::StatusOr<Session::Task> Session::Accept(uint64_t request_id, FetchRequest 
 }
 
 absl::Status Session::Enqueue(const char* what, uint64_t request_id, Task task) {
-  const absl::Status status = queue_->Submit(
+  absl::Status status = queue_->Submit(
       tenant_.get(), this, [queue = queue_, task = std::move(task)] { task(queue->pool()); });
   if (status.ok()) return status;
   Unremember(request_id);  // nobody looks for its candidates

@@ -1,7 +1,7 @@
 // What:   where a server listens: "unix:PATH" or "HOST:PORT" ("[::1]:PORT" for IPv6; port 0: any
 //         that is free).
 // Errors: InvalidArgument names the address and what is wrong with it; FailedPrecondition an
-//         address that somebody listens on, or a path that is no socket.
+//         address that is in use, or a path that is no socket.
 #pragma once
 
 #include <cstdint>

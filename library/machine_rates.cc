@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kVersion = 1;
+constexpr int64_t kVersion = 2;
 constexpr double kMostSeconds = 10;
 
 // Of this process: a plan stays as it is while the process lives, whoever measures meanwhile.

@@ -44,7 +44,7 @@ TEST(RatesTextTest, WhatIsNone_NamesTheFileAndTheField) {
     EXPECT_FALSE(read.ok()) << changed;
     return std::string(read.status().message());
   };
-  EXPECT_THAT(refused("\"version\": 1", "\"version\": 2"), HasSubstr("version=2"));
+  EXPECT_THAT(refused("\"version\": 2", "\"version\": 3"), HasSubstr("version=3"));
   EXPECT_THAT(refused("\"store-dense\"", "\"shop\""), HasSubstr("store-dense"));
   EXPECT_THAT(refused("\"fixed_s\": ", "\"fixed_s\": -"), HasSubstr("fixed_s"));
   EXPECT_THAT(refused("\"machine\": \"", "\"machine\": 3, \"x\": \""), HasSubstr("x.rates"));

@@ -25,8 +25,6 @@ constexpr double kThreadBytes = 9e9, kMemoryBytes = 40e9, kGpuBytes = 1.5e12, kB
 constexpr double kStoreFixed = 40e-6, kHostFixed = 20e-6, kGpuStoreFixed = 350e-6;
 // Launches of a layer, beside those that dense attention has.
 constexpr double kGpuFixed = 8e-6, kGpuChoiceFixed = 60e-6, kBusFixed = 150e-6;
-// A summary of 40 rows takes as much as three of its numbers for each of a head's, in f32.
-constexpr double kSummaryRows = 40, kSummaryNumbers = 3;
 
 std::string ProcessorName() {
   std::ifstream info("/proc/cpuinfo");
@@ -156,7 +154,7 @@ absl::Status MeasureHostRates(const AttentionShape& shape, ThreadPool* pool, Rat
       if (place == Place::kStore)
         rate.fixed = std::max(before, rate.fixed + kStoreFixed - kHostFixed);
       // Summaries are read for every row that is not chosen.
-      if (!dense) rate.zone_row *= 1 + kSummaryNumbers * 4 / kSummaryRows;
+      if (!dense) rate.zone_row *= 1 + 4 * kSummaryOfRow;  // a key of 8 bits is a fourth of a row
     }
   }
   return absl::OkStatus();
@@ -189,9 +187,8 @@ Rates AssumedRates(model::Device device, const AttentionShape& shape, int thread
   Rates rates;
   const double cpu = std::min(kMemoryBytes, kThreadBytes * threads);
   const double row = 4.0 * shape.kv_heads * shape.head_dim;  // bytes of K and V, of all KV heads
-  const double scanned =
-      row / 4 * (1 + kSummaryNumbers * 4 / kSummaryRows);  // in 8 bits, with summaries
-  const double chosen = 4.0 * shape.head_dim;              // bytes of one KV head's row
+  const double scanned = row * (0.25 + kSummaryOfRow);       // keys in 8 bits, with summaries
+  const double chosen = 4.0 * shape.head_dim;                // bytes of one KV head's row
   const bool cuda = device == model::Device::kCuda;
   const double store = cuda ? kGpuStoreFixed : kStoreFixed;
   rates.of({Place::kStore, false}) = {store, scanned / cpu, chosen / cpu};

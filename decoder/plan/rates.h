@@ -31,6 +31,10 @@ struct WayRate {
   }
 };
 
+// Bytes that estimation reads per row of the zone, of those of the row's key and value: a summary of 40 rows has three
+// numbers in f32 for each dimension of a head, a row two in bf16.
+inline constexpr double kSummaryOfRow = 3.0 * 4 / (40 * 2 * 2);
+
 struct Rates {
   std::string machine;  // of what: processor and threads, or GPU
   std::array<WayRate, kWays.size()> ways;

@@ -58,7 +58,7 @@ struct BankConfig {
                      // attended; 1 .. 8
 };
 
-// Where the zone lives, and who chooses its rows: one of zones.def, such as the store, by the context's
+// Where the zone lives, and what chooses its rows: one of zones.def, such as the store, by the context's
 // index; or the decoder, by a method, among rows in this host's memory or on the GPU, where the store is
 // read once, at open.
 enum class ZoneKind : uint8_t {

@@ -66,7 +66,7 @@ class ApiService {
       std::shared_ptr<library::StoreAccess> store);
   virtual ~ApiService() = default;  // cuts what runs
   virtual const std::vector<std::string>& addresses() const = 0;
-  // For who takes contexts out of the store to make room: whether answers read it, or wait to; and, if not, that
+  // For what takes contexts out of the store to make room: whether answers read it, or wait to; and, if not, that
   // nothing of it stays open. FailedPrecondition: they do by now.
   virtual bool Reads(const std::string& context) const = 0;
   virtual absl::Status LetGo(const std::string& context) = 0;

@@ -21,7 +21,7 @@ class Engine;
 
 namespace carrel::library {
 
-// pool: of who waits for each answer before it goes on, as a decoder does. Its queries are answered
+// pool: of a caller that waits for each answer before it goes on, as a decoder does. Its queries are answered
 //       when they are waited for, by the thread that waits and this pool; only what is asked ahead
 //       (speculative queries, rows) is left to the engine's threads.
 //       Null: all is left to the engine's threads, so that many requests are answered at a time.

@@ -40,7 +40,7 @@ struct StoreAddress {
   absl::Duration retry_for = absl::ZeroDuration();
   // Of the same: how long the answer to one of their requests is waited for.
   absl::Duration request_timeout = absl::Minutes(2);
-  // Told when such a store is gone, and when it is back; null: nobody.
+  // Told when such a store is gone, and when it is back; null: no callback.
   std::function<void(const std::string&)> tell;
   // Of --server.
   TlsFiles tls;  // certificate and key: our own

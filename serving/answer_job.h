@@ -55,7 +55,7 @@ struct AnswerJob {
     double rows_read = 0;
     double prompt_seconds = 0, generate_seconds = 0;
     std::string
-        plan;  // how the context was attended to (decoder::WayName); empty: nobody planned it
+        plan;  // how the context was attended to (decoder::WayName); empty: it was not planned
   };
   std::function<void(absl::StatusOr<Done>)> done;
 

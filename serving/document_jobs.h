@@ -27,7 +27,7 @@ struct DocumentJob {
   // Set before it is added, and read by any thread; tokens are of the thread that prefills from then on.
   std::string digest;
   std::vector<TokenId> tokens;
-  std::function<absl::Status()> still;  // whether who brought it still may; null: nobody asks
+  std::function<absl::Status()> still;  // whether its bringer still may; null: always
   bool waits = false;                   // in a file, too
   std::shared_ptr<void> place;          // in a quota
   std::vector<DocumentWatcher> watchers;

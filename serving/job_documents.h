@@ -22,7 +22,7 @@ namespace carrel::serving {
 struct JobDocumentsConfig {
   std::string model_name;  // as workers call it; they go by its fingerprint
   std::string index = "flat";
-  int64_t max_queued = 16;  // jobs of the bucket that nobody works on; one more is refused
+  int64_t max_queued = 16;  // jobs of the bucket that no worker has; one more is refused
 };
 
 std::unique_ptr<Documents> MakeJobDocuments(const JobDocumentsConfig& config,

@@ -44,7 +44,7 @@ struct PrefixCacheConfig {  // of conversations
   std::string folder = "/var/tmp";          // of the files
 };
 
-// Whose, and behind which document.
+// The owner, and the document before it.
 struct SequenceOwner {
   std::string context, content_id;
   std::string who;       // empty: there are no keys

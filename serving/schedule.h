@@ -96,7 +96,7 @@ class Schedule {
   TurnQueue<Request> waiting_;
   StepPlan shares_;
   std::map<RequestId, Request> admitted_;
-  std::vector<RequestId> running_;  // who went on longest ago is first
+  std::vector<RequestId> running_;  // the one stepped longest ago is first
   bool no_room_ = false;            // for one more, until one of these ends
   bool stopping_ = false;
 };

@@ -50,7 +50,7 @@ class Scheduler {
   virtual absl::Status Submit(AnswerJob job) = 0;
   virtual int64_t waiting() const = 0;
   virtual int64_t answering() const = 0;  // on their way, those that open among them
-  // What is known of prompts: documents are added by who has them; the conversations are those that wait for their next
+  // What is known of prompts: documents are added by Documents; the conversations are those that wait for their next
   // turn, beside those that decoders hold.
   virtual PrefixCache& prefixes() = 0;
   // Lets go of the context, so that it can be deleted. FailedPrecondition: answers read it, open it, or wait to.

@@ -30,9 +30,10 @@ namespace carrel::serving {
 using Turn = std::shared_ptr<const void>;
 
 struct TurnQueueConfig {
-  int64_t places = 1;                // 1 ..
-  int64_t waiting = INT64_MAX;       // at most
-  int64_t of_one_turn = INT64_MAX;   // of these, of one turn; nobody's own are not bounded so
+  int64_t places = 1;           // 1 ..
+  int64_t waiting = INT64_MAX;  // at most
+  int64_t of_one_turn =
+      INT64_MAX;  // of these, of one turn; entries without a turn are not bounded so
   absl::string_view what = "tasks";  // for messages; outlives the queue
 };
 

@@ -60,7 +60,7 @@ class StoreClient {
   // Nothing to do if all of it was received.
   virtual void Forget(RequestId id) = 0;
 
-  // Whether Attend answers: the store is in this process, and who asks works on the answer. Then a query
+  // Whether Attend answers: the store is in this process, and the asking thread works on the answer. Then a query
   // that keeps nothing and measures nothing needs no message.
   virtual bool attends() const { return false; }
   // The numbers and errors of Send and Next.

@@ -23,7 +23,7 @@ namespace carrel::decoder {
 // request_timeout: how long each answer is waited for until it begins, and from part to part. The
 // store is told, and leaves what is late; here it is DeadlineExceeded, and the session goes on.
 // patient: a server that does not listen now may come within the deadline; false: the first refusal is final.
-// context: what is to be opened, for who stands between and chooses a server by it (the metadata kContextMetadata,
+// context: what is to be opened, for proxies that choose a server by it (the metadata kContextMetadata,
 // and common/routing.h's); empty: nothing is said.
 absl::StatusOr<std::unique_ptr<StoreClient>> ConnectToStore(
     const std::string& address, absl::Duration deadline, const ServerLogin& login = {},

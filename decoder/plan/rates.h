@@ -2,7 +2,7 @@
 //         way (way.h):
 //           seconds = fixed + zone_row * rows of the zone + chosen_row * rows chosen, of all KV heads.
 //         Measured once on rows that are made up, by the kernels that decoding uses (MeasureRates), or, of
-//         ways that nobody measured, assumed from bytes and usual speeds.
+//         ways that were not measured, assumed from bytes and usual speeds.
 // Source: ours (decision 093).
 // Cost:   MeasureRates: a second at most; 128 MiB of memory and more, on a GPU up to 256 MiB of its own.
 #pragma once

@@ -62,7 +62,7 @@ struct RestRequest {
   absl::Span<const Position> selected;  // in the zone, each once
   const float* scores = nullptr;        // [group, selected], scaled
   const float* bound = nullptr;         // [group]: no other row scores higher; or null
-  ThreadPool* pool = nullptr;           // who else takes part; or null
+  ThreadPool* pool = nullptr;           // its threads help; or null
   float* out = nullptr;                 // [group, head_dim]
   float* lse = nullptr;                 // [group]; -inf (and out 0) where nothing is left over
 };

@@ -1,4 +1,4 @@
-// What:   a zone's keys a second time, in 8 bits (kernels/score/int8_score): half the bytes for who must
+// What:   a zone's keys a second time, in 8 bits (kernels/score/int8_score): half the bytes to
 //         look at every key. A score is off by no more than a bound that is known.
 // Shapes: scores [queries, stride()] f32, of row zone.begin + j at [h, j].
 // Threads: Score of different heads may run at once; of one head, one at a time.

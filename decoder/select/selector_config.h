@@ -31,7 +31,7 @@ struct ExactConfig {
   ExactScan scan = ExactScan::kAuto;
 };
 
-// hip, infinitehip, pages and landmarks: who shares a choice of rows. kKvHead: the q heads of a KV head, by their maximum;
+// hip, infinitehip, pages and landmarks: what shares a choice of rows. kKvHead: the q heads of a KV head, by their maximum;
 // kQHead: none, as in the papers; a group then attends to as many times the rows as it has q heads.
 enum class SelectorMask : uint8_t { kKvHead = 0, kQHead = 1 };
 
@@ -123,7 +123,7 @@ struct SelectorConfig {
 // pages:rows=,mask=kv-head|q-head
 // landmarks:chunk=,outliers=,mask=kv-head|q-head
 absl::StatusOr<SelectorConfig> ParseSelector(absl::string_view text);
-// Where nobody names a method: exact; where all keys would cross a bus for each token (a zone in host
+// The default method: exact; where all keys would cross a bus for each token (a zone in host
 // memory that a GPU attends to), hash, of which the candidates' alone do (decision 074).
 SelectorConfig UsualSelector(bool keys_cross_bus);
 absl::string_view SelectorKindName(SelectorKind kind);

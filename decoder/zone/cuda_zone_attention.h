@@ -37,7 +37,7 @@ class CudaZoneAttention {
  public:
   virtual ~CudaZoneAttention() = default;
 
-  // The device memory that Load takes if nobody shares any of it.
+  // The device memory that Load takes if none of it is shared.
   virtual absl::StatusOr<int64_t> Bytes() const { return 0; }
   // Of it, what other sequences over the same context share (cuda_shared.h), and whether one does now.
   virtual absl::StatusOr<int64_t> ShareableBytes() const { return 0; }

@@ -29,7 +29,7 @@ inline namespace api {
 // How near to dense attention; each KV head gets the rows that reach it by what prefill measured.
 enum class Fidelity : uint8_t { kFast = 0, kBalanced = 1, kFaithful = 2 };
 
-// Who searches.
+// Where the zone is searched.
 enum class Zone : uint8_t {
   kStore = 0,   // the store
   kHost = 1,    // this process, in the mapped rows of a store's folder: fastest on a CPU

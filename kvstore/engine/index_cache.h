@@ -83,7 +83,7 @@ class IndexCache {
   std::optional<Lease> TryAcquire(const IndexKey& key, int64_t bytes,
                                   absl::FunctionRef<bool()> admit,
                                   absl::FunctionRef<std::unique_ptr<Index>()> make);
-  // Lets spare indexes that nobody uses go, the least recently used first, until this much is free.
+  // Drops spare indexes without a lease, the least recently used first, until this much is free.
   void Shed(int64_t bytes);
 
   // Forgets what was opened of a layer before its files changed for the changes-th time.

@@ -16,7 +16,7 @@
 
 namespace carrel::kvstore {
 
-// Until when somebody waits for an answer, by a clock that nobody sets.
+// Until when an answer is waited for, by the steady clock.
 using Deadline = std::chrono::steady_clock::time_point;
 inline constexpr Deadline kNoDeadline = Deadline::max();
 
@@ -38,7 +38,7 @@ struct OpenRequest {
   int64_t local = 0;
   bool query_drift = false;  // wanted
   std::string content_id;    // as CheckContentId; empty: any
-  // Whose turn the session's requests take (WorkQueue); null: of those who have none of their own.
+  // Whose turn the session's requests take (WorkQueue); null: those without a turn of their own.
   std::shared_ptr<const void> tenant;
   Deadline deadline = kNoDeadline;
 };

@@ -39,7 +39,7 @@ namespace carrel::kvstore {
 struct Connection {
   size_t address = 0;  // index into addresses()
   int listening_fd = -1;
-  int fd = -1;  // does not block, closes on exec; of whoever takes it
+  int fd = -1;  // does not block, closes on exec; owned by its taker
 };
 
 class Listener {
@@ -91,7 +91,7 @@ class Listener {
   void HandOver(const Connection& connection);
   // Returns how long the loop may wait for the next.
   int CloseThoseThatAreSilent();
-  void Close(int fd);  // a connection that nobody took
+  void Close(int fd);  // a connection that was not taken
   int Renumbered(int fd);
   void RefuseOneOnReserve(const Socket& socket);
   void Refuse(int fd, absl::string_view why);

@@ -17,11 +17,12 @@
 #include "kernels/rows/row_bank/row_bank.h"
 #include "model/device.h"
 #include "model/rope_mode.h"
+#include "retrieval/query.h"
 
 namespace carrel::decoder {
 
 enum class Prefetch : uint8_t { kOff = 0, kSpeculative = 1, kVerified = 2 };
-enum class Want : uint8_t { kRows = 0, kValues = 1, kAttend = 2 };
+using retrieval::Want;  // kIds: of what is asked beside attention alone
 enum class Budget : uint8_t { kUniform = 0, kLinear = 1, kMeasured = 2 };
 
 // Of each KV head as many rows as reach a fidelity on what prefill measured (fidelity.h).

@@ -20,8 +20,8 @@
 #include "kvstore/engine/context_source.h"
 #include "kvstore/storage/store.h"
 
-namespace carrel::decoder {
-class StoreClient;
+namespace carrel::retrieval {
+class Session;
 }
 namespace carrel::kvstore {
 class ContextClient;
@@ -60,7 +60,7 @@ class StoreAccess {
   virtual ~StoreAccess() = default;
 
   // pool: counts for an embedded store only (MakeEmbeddedClient); null, or outlives the client.
-  virtual absl::StatusOr<std::unique_ptr<decoder::StoreClient>> NewClient(ThreadPool* pool) = 0;
+  virtual absl::StatusOr<std::unique_ptr<retrieval::Session>> NewClient(ThreadPool* pool) = 0;
   // context: that calls are about, where there are several servers; empty: any.
   virtual absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> NewContextClient(
       const std::string& context) = 0;

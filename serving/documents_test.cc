@@ -16,10 +16,10 @@
 #include "common/status.h"
 #include "common/test_folders.h"
 #include "common/test_util.h"
-#include "decoder/client/store_client.h"
 #include "kvstore/access/kept_name.h"
 #include "kvstore/service/context_client.h"
 #include "model/checkpoint.h"
+#include "retrieval/session.h"
 #include "serving/status_details.h"
 
 namespace carrel::serving {
@@ -41,7 +41,7 @@ class TriedStore final : public library::StoreAccess {
  public:
   explicit TriedStore(std::unique_ptr<library::StoreAccess> real) : real_(std::move(real)) {}
 
-  absl::StatusOr<std::unique_ptr<decoder::StoreClient>> NewClient(ThreadPool* pool) override {
+  absl::StatusOr<std::unique_ptr<retrieval::Session>> NewClient(ThreadPool* pool) override {
     return real_->NewClient(pool);
   }
   absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> NewContextClient(

@@ -3,7 +3,6 @@
 #include <atomic>
 #include <random>
 
-#include "carrel/v1/retrieval.pb.h"
 #include "common/test_util.h"
 #include "decoder/generation.h"
 #include "kvstore/index/index.h"
@@ -19,7 +18,7 @@ using decoder::Generation;
 // Ahead of time asks one of four: such sequences go one by one, within the same call.
 decoder::RetrievalConfig ConfigOf(int64_t i) {
   decoder::RetrievalConfig config;
-  config.want = static_cast<decoder::Want>(i % 3);
+  config.want = static_cast<decoder::Want>(1 + i % 3);
   config.prefetch = i % 4 == 3 ? decoder::Prefetch::kSpeculative : decoder::Prefetch::kOff;
   config.selection = select::TopK{16 + 8 * (i % 5)};
   config.dense_layers = static_cast<int32_t>(i % 3);
@@ -27,33 +26,37 @@ decoder::RetrievalConfig ConfigOf(int64_t i) {
 }
 
 // Counts questions and their tokens, and may refuse those of several tokens.
-class WatchedStore final : public decoder::StoreClient {
+class WatchedStore final : public retrieval::Session {
  public:
   struct Seen {
     std::atomic<int64_t> questions = 0, shared = 0;  // contexts ask side by side
     bool refuse = false;
   };
-  WatchedStore(std::unique_ptr<StoreClient> store, Seen* seen)
+  WatchedStore(std::unique_ptr<retrieval::Session> store, Seen* seen)
       : store_(std::move(store)), seen_(seen) {}
-  absl::StatusOr<v1::OpenReply> Open(const v1::Open& open) override { return store_->Open(open); }
-  absl::StatusOr<decoder::RequestId> Send(v1::Query query) override {
-    const bool several = query.queries().shape(0) > 1;
+  absl::StatusOr<retrieval::Opened> Open(const retrieval::OpenRequest& open) override {
+    return store_->Open(open);
+  }
+  absl::StatusOr<retrieval::RequestId> Send(retrieval::Query query) override {
+    const bool several = query.tokens > 1;
     ++seen_->questions;
     seen_->shared += several;
     if (several && seen_->refuse) return absl::ResourceExhaustedError("too much at once");
     return store_->Send(std::move(query));
   }
-  absl::StatusOr<decoder::RequestId> Send(v1::FetchRows fetch) override {
+  absl::StatusOr<retrieval::RequestId> Send(retrieval::Fetch fetch) override {
     return store_->Send(std::move(fetch));
   }
-  absl::StatusOr<v1::SessionReply> Next(decoder::RequestId id) override { return store_->Next(id); }
-  void Forget(decoder::RequestId id) override { store_->Forget(id); }
+  absl::StatusOr<retrieval::Part> Next(retrieval::RequestId id) override {
+    return store_->Next(id);
+  }
+  void Forget(retrieval::RequestId id) override { store_->Forget(id); }
   bool broken() const override { return store_->broken(); }
   int64_t bytes_sent() const override { return store_->bytes_sent(); }
   int64_t bytes_received() const override { return store_->bytes_received(); }
 
  private:
-  const std::unique_ptr<StoreClient> store_;
+  const std::unique_ptr<retrieval::Session> store_;
   Seen* const seen_;
 };
 

@@ -20,6 +20,7 @@
 #include "carrel/v1/context.pb.h"
 #include "common/dtype.h"
 #include "common/status.h"
+#include "decoder/client/wire.h"
 #include "decoder/decoder.h"
 #include "decoder/fidelity.h"
 #include "decoder/select/key_scores.h"
@@ -325,7 +326,7 @@ absl::StatusOr<std::vector<Candidate>> MakeCandidates(absl::Span<char* const> ar
   }
   if (!from.has_summaries()) return candidates;
   ASSIGN_OR_RETURN(const std::vector<decoder::HeadErrors> errors,
-                   decoder::ErrorsOf(manifest, /*estimate=*/true));
+                   decoder::ErrorsOf(decoder::FactsOf(manifest), /*estimate=*/true));
   for (const bool term : {false, true}) {
     ASSIGN_OR_RETURN(Candidate balanced,
                      MakeCandidate(term ? "balanced" : "balanced without the term",

@@ -195,7 +195,7 @@ class CudaForwardPass final : public ForwardPass {
   const model::ModelConfig& config_;
   const Shape shape_;
   const float scale_;
-  StoreClient* const client_;
+  retrieval::Session* const client_;
   const int64_t most_given_up_;
   std::vector<LayerStatistics> statistics_;
   std::unique_ptr<CudaZoneAttention> zone_;

@@ -81,7 +81,7 @@ class RetrievalAttention final : public SequenceAttention {
 
   const AttentionShape shape_;
   const float scale_;
-  StoreClient* const client_;
+  retrieval::Session* const client_;
   ThreadPool* const pool_;
   const std::vector<int64_t> windows_;
   int64_t max_block_ = 1;  // tokens of one question

@@ -10,9 +10,9 @@
 
 #include "common/ids.h"
 #include "common/thread_pool.h"
-#include "decoder/client/store_client.h"
 #include "decoder/config.h"
 #include "decoder/select/host_rows.h"
+#include "retrieval/session.h"
 
 namespace carrel::decoder {
 
@@ -29,7 +29,7 @@ struct OpenedContext {
   int64_t max_fetch_rows = 0;
   int64_t max_block = 1;                  // tokens of one query
   std::vector<std::vector<float>> drift;  // StoredDrift (forward/query_drift.h)
-  StoreClient* client = nullptr;
+  retrieval::Session* client = nullptr;
   ThreadPool* pool = nullptr;
   std::shared_ptr<const HostRows> rows;  // where TakesHostRows and they can be had
 };

@@ -281,9 +281,8 @@ void ErrorToWire(const absl::Status& status, v1::SessionReply* wire) {
 
 namespace {
 
-absl::Status PartToWire(Reply& reply, int64_t max_bytes, v1::SessionReply* wire) {
-  std::vector<Piece> pieces;
-  RETURN_IF_ERROR(reply.Next(max_bytes, pieces));
+void PiecesToWire(const Reply& reply, const std::vector<Piece>& pieces, v1::SessionReply* wire) {
+  wire->Clear();
   wire->set_last(reply.done());
   const uint32_t layer = static_cast<uint32_t>(reply.layer().value());
   if (reply.kind() == Reply::Kind::kFetch) {
@@ -296,35 +295,25 @@ absl::Status PartToWire(Reply& reply, int64_t max_bytes, v1::SessionReply* wire)
       RowsToWire(piece.k, reply.format().shape.head_dim, block->mutable_k());
       RowsToWire(piece.v, reply.format().shape.head_dim, block->mutable_v());
     }
-    return absl::OkStatus();
+    return;
   }
   v1::QueryReply* query = wire->mutable_query();
   query->set_layer(layer);
   for (const Piece& piece : pieces) PieceToWire(piece, reply.format(), query->add_heads());
-  if (reply.done()) {
-    const QueryStatistics& statistics = reply.statistics();
-    query->mutable_statistics()->set_candidates(statistics.candidates);
-    query->mutable_statistics()->set_visited(statistics.visited);
-    query->mutable_statistics()->set_queue_us(statistics.queue_us);
-    query->mutable_statistics()->set_search_us(statistics.search_us);
-    query->mutable_statistics()->set_rows(statistics.rows);
-  }
-  return absl::OkStatus();
+  if (!reply.done()) return;
+  const QueryStatistics& statistics = reply.statistics();
+  query->mutable_statistics()->set_candidates(statistics.candidates);
+  query->mutable_statistics()->set_visited(statistics.visited);
+  query->mutable_statistics()->set_queue_us(statistics.queue_us);
+  query->mutable_statistics()->set_search_us(statistics.search_us);
+  query->mutable_statistics()->set_rows(statistics.rows);
 }
 
 }  // namespace
 
 absl::Status NextPartToWire(Reply& reply, int64_t max_bytes, v1::SessionReply* wire) {
-  for (int attempt = 0; attempt < OpenContext::kMostAttempts; ++attempt) {
-    wire->Clear();
-    const absl::Status status = PartToWire(reply, max_bytes, wire);
-    // Whatever came of it: of files that changed meanwhile it says nothing.
-    ASSIGN_OR_RETURN(const bool confirmed, reply.Confirm());
-    if (confirmed) return status;
-  }
-  return absl::DataLossError(
-      absl::StrCat("layer ", reply.layer().value(), ": the files of the context changed ",
-                   OpenContext::kMostAttempts, " times while a reply was made of them"));
+  return TakePieces(reply, max_bytes,
+                    [&](std::vector<Piece>& pieces) { PiecesToWire(reply, pieces, wire); });
 }
 
 ContextFacts FactsOf(const v1::Manifest& manifest) {

@@ -140,8 +140,12 @@ absl::Status ValidateNoBanks(const BankConfig& bank);
 
 absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t layers);
 
+// Whether a zone in this host's memory is a session's that looks at every row (Query::scan): on the CPU, where
+// the method is exact.
+bool ScansHere(const RetrievalConfig& config, const DeviceConfig& device);
+
 // Whether a decoder needs the context's rows, or what prefill left beside them, in this host's
-// memory: always on the CPU; on the GPU for methods that are calibrated by them.
+// memory: on the CPU unless ScansHere; on the GPU for methods that are calibrated by them.
 bool NeedsHostRows(const RetrievalConfig& config, const DeviceConfig& device);
 // Whether it takes them where they can be had: also a zone in host memory, and the summaries of the
 // estimation term.

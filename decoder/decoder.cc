@@ -62,6 +62,7 @@ absl::StatusOr<RowPlan> PlanFidelity(const retrieval::Opened& opened,
 // promised, on: the error that it promises, and what that was measured on.
 absl::StatusOr<std::vector<select::Selection>> SelectionsOf(const retrieval::Opened& opened,
                                                             const model::ModelConfig& model,
+                                                            const DeviceConfig& device,
                                                             RetrievalConfig& config,
                                                             double& promised, PromisedOn& on) {
   const int64_t zone_rows = opened.zone.rows();
@@ -80,7 +81,7 @@ absl::StatusOr<std::vector<select::Selection>> SelectionsOf(const retrieval::Ope
     }
   }
   if (selections.empty()) selections = LayerSelections(config, model.shape.layers, zone_rows);
-  if (SelectorOf(config) != nullptr) return selections;
+  if (SelectorOf(config) != nullptr && !ScansHere(config, device)) return selections;
   for (const select::Selection& selection : selections) {
     if (select::TopKRows(selection) <= opened.limits.max_top_k) continue;
     return absl::InvalidArgumentError(
@@ -238,6 +239,8 @@ absl::Status Decoder::OpenZone(const retrieval::Opened& opened, const std::strin
                                RetrievalConfig config, ThreadPool* pool,
                                std::shared_ptr<const HostRows> host_rows) {
   most_given_up_ = MostGivenUp(config, device_, opened.context.tokens);
+  if (ScansHere(config, device_) && !client_->attends())
+    return absl::InvalidArgumentError("zone=host needs the store in this process");
   if (NeedsHostRows(config, device_) && host_rows == nullptr)
     return absl::InvalidArgumentError("method needs the rows in this host's memory");
   if (host_rows != nullptr && !TakesHostRows(config, device_))
@@ -256,8 +259,9 @@ absl::Status Decoder::OpenZone(const retrieval::Opened& opened, const std::strin
     config.layer_entropy_nats = opened.layer_entropy_nats;
   }
   RETURN_IF_ERROR(ResolveEstimate(device_, host_rows.get(), config));
-  ASSIGN_OR_RETURN(std::vector<select::Selection> selections,
-                   SelectionsOf(opened, checkpoint_.config, config, promised_error_, promised_on_));
+  ASSIGN_OR_RETURN(
+      std::vector<select::Selection> selections,
+      SelectionsOf(opened, checkpoint_.config, device_, config, promised_error_, promised_on_));
   if (const auto* const fidelity = std::get_if<FidelityOptions>(&config.selection))
     target_error_ = fidelity->target_error;
   RETURN_IF_ERROR(

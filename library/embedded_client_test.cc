@@ -229,6 +229,34 @@ TEST_P(EveryClient, Attend_IsWhatSendAndNextBring) {
               StatusIs(StatusCode::kFailedPrecondition, "query layer 1: the first request"));
 }
 
+// What looks at every row is no query of the protocol.
+TEST_P(EveryClient, AScan_IsAnsweredInThisProcessAlone) {
+  kvstore::RandomContextSpec spec;
+  spec.seed = TestSeed();
+  spec.index.kind = IndexKind::kHnsw;
+  world_.emplace(spec, kvstore::EngineConfig());
+  const auto client = Opened();
+  retrieval::Query query = world_->Query(1);
+  query.scan = true;
+  const auto id = client->Send(query);
+  if (GetParam() == Way::kGrpc) {
+    EXPECT_THAT(id, StatusIs(StatusCode::kUnimplemented, "searches its index"));
+    return;
+  }
+  CARREL_ASSERT_OK(id);
+  const auto parts = Take(*client, *id);
+  CARREL_ASSERT_OK(parts);
+  const RandomContext& context = world_->context();
+  for (const retrieval::Piece& piece : parts->front().pieces) {
+    const int64_t q_head = piece.kv_head.value() * spec.shape.group();
+    std::vector<Position> ranked =
+        context.Ranked(Layer(1), piece.kv_head, &query.queries[q_head * spec.shape.head_dim],
+                       {4, spec.tokens - 60});
+    ranked.resize(20);
+    EXPECT_EQ(piece.ids, ranked);
+  }
+}
+
 TEST_P(EveryClient, RefusedOpen_KeepsItsCodeAndEndsTheSession) {
   Make();
   retrieval::OpenRequest absent = world_->Opening(), other = absent, negative = absent,

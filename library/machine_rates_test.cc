@@ -7,6 +7,7 @@
 #include <string>
 
 #include "common/test_util.h"
+#include "library/layer_times.h"
 
 namespace carrel::library {
 namespace {
@@ -62,6 +63,26 @@ TEST(RatesTextTest, AnyBytes_AreReadOrRefused) {
     if (!read.ok()) continue;
     for (const decoder::WayRate& rate : read->ways) EXPECT_GE(rate.Seconds(1, 1), 0);
   }
+}
+
+// What is measured is of the order of what the bytes say, on any machine.
+TEST(MeasureRatesTest, OfACpu_AreThere) {
+  ThreadPool pool(1);
+  const AttentionShape shape{4, 4, 2, 64};
+  const auto rates = decoder::MeasureRates(model::Device::kCpu, shape, &pool,
+                                           [&](int64_t zone_rows, int64_t budget) {
+                                             return TimeHostLayer(shape, zone_rows, budget, &pool);
+                                           });
+  CARREL_ASSERT_OK(rates);
+  constexpr decoder::Way kHost{decoder::Place::kHost, false}, kStore{decoder::Place::kStore, false},
+      kStoreDense{decoder::Place::kStore, true}, kDeviceDense{decoder::Place::kDevice, true};
+  EXPECT_TRUE(rates->of(kHost).measured);
+  EXPECT_FALSE(rates->of(kStore).measured);
+  for (const decoder::Way& way : {kHost, kStore, kStoreDense}) {
+    EXPECT_GT(rates->of(way).Seconds(16384, 256), 0);
+    EXPECT_LT(rates->of(way).Seconds(16384, 256), 1);
+  }
+  EXPECT_FALSE(rates->of(kDeviceDense).measured);
 }
 
 }  // namespace

@@ -46,6 +46,9 @@ struct Query {
   bool measure_mass = false;          // also the lse of each q head over the whole zone
   bool estimate = false;  // ATTEND: rows not selected count through their clusters' summaries
   int64_t effort = 0;     // how much an index does for recall; 0: the context's own
+  // Every row of the zone is looked at, whatever the context's index is: the best are found. Within a process
+  // alone (Session::attends).
+  bool scan = false;
   // ROWS: of each KV head, rows that the asker holds, ascending: only their ids are given. Empty:
   // none.
   std::vector<std::vector<Position>> held;

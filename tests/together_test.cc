@@ -3,6 +3,7 @@
 #include <atomic>
 #include <random>
 
+#include "common/status.h"
 #include "common/test_util.h"
 #include "decoder/generation.h"
 #include "kvstore/index/index.h"
@@ -31,6 +32,7 @@ class WatchedStore final : public retrieval::Session {
   struct Seen {
     std::atomic<int64_t> questions = 0, shared = 0;  // contexts ask side by side
     bool refuse = false;
+    bool attends = false;  // as a store in this process does
   };
   WatchedStore(std::unique_ptr<retrieval::Session> store, Seen* seen)
       : store_(std::move(store)), seen_(seen) {}
@@ -38,11 +40,13 @@ class WatchedStore final : public retrieval::Session {
     return store_->Open(open);
   }
   absl::StatusOr<retrieval::RequestId> Send(retrieval::Query query) override {
-    const bool several = query.tokens > 1;
-    ++seen_->questions;
-    seen_->shared += several;
-    if (several && seen_->refuse) return absl::ResourceExhaustedError("too much at once");
+    RETURN_IF_ERROR(See(query));
     return store_->Send(std::move(query));
+  }
+  bool attends() const override { return seen_->attends; }
+  absl::Status Attend(retrieval::Query query, retrieval::AttendReply& reply) override {
+    RETURN_IF_ERROR(See(query));
+    return store_->Attend(std::move(query), reply);
   }
   absl::StatusOr<retrieval::RequestId> Send(retrieval::Fetch fetch) override {
     return store_->Send(std::move(fetch));
@@ -56,6 +60,13 @@ class WatchedStore final : public retrieval::Session {
   int64_t bytes_received() const override { return store_->bytes_received(); }
 
  private:
+  absl::Status See(const retrieval::Query& query) const {
+    ++seen_->questions;
+    seen_->shared += query.tokens > 1;
+    if (query.tokens == 1 || !seen_->refuse) return absl::OkStatus();
+    return absl::ResourceExhaustedError("too much at once");
+  }
+
   const std::unique_ptr<retrieval::Session> store_;
   Seen* const seen_;
 };
@@ -154,9 +165,11 @@ class SharedQuestionTest : public TogetherTest {
   static constexpr int64_t kShared = 6;
 
   // Opens them anew, answers alone, then all together from the first token on.
-  void AnswerTogether(bool refuse) {
+  void AnswerTogether(bool refuse, const decoder::ZoneOptions& zone = {}) {
     decoder::RetrievalConfig config;
     config.selection = select::TopK{24};
+    config.zone = zone;
+    seen_.attends = zone.index() != 0;
     std::vector<Generation> generations;
     for (int64_t i = 0; i < kShared; ++i) {
       auto decoder = testing_world::EmbeddedDecoder::Open(
@@ -204,6 +217,12 @@ class SharedQuestionTest : public TogetherTest {
 
 TEST_P(SharedQuestionTest, OfOneContext_AskOnceAndHaveTheBitsOfBeingAlone) {
   AnswerTogether(/*refuse=*/false);
+  EXPECT_EQ(seen_.questions, 2 * layers_ * steps_);
+  EXPECT_EQ(seen_.shared, seen_.questions.load());
+}
+
+TEST_P(SharedQuestionTest, OfRowsInThisHost_AskOnceToo) {
+  AnswerTogether(/*refuse=*/false, decoder::HostZoneOptions());
   EXPECT_EQ(seen_.questions, 2 * layers_ * steps_);
   EXPECT_EQ(seen_.shared, seen_.questions.load());
 }

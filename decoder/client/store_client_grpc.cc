@@ -261,6 +261,7 @@ absl::StatusOr<retrieval::Opened> GrpcStoreClient::Open(const retrieval::OpenReq
 }
 
 absl::StatusOr<RequestId> GrpcStoreClient::Send(retrieval::Query query) {
+  if (query.scan) return absl::UnimplementedError("a store elsewhere searches its index");
   v1::SessionRequest request;
   ToWire(query, shape_, *request.mutable_query());
   return SendRequest(Describe(query), request);

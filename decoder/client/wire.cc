@@ -34,17 +34,8 @@ absl::Status Check(const v1::Tensor& tensor, v1::Tensor::DType dtype, int64_t el
 }
 
 v1::Want ToWire(Want want) {
-  switch (want) {
-    case Want::kIds:
-      return v1::IDS;
-    case Want::kRows:
-      return v1::ROWS;
-    case Want::kValues:
-      return v1::VALUES;
-    case Want::kAttend:
-      return v1::ATTEND;
-  }
-  return v1::WANT_UNSPECIFIED;
+  static_assert(v1::ATTEND - v1::IDS == static_cast<int>(Want::kAttend));  // in the same order
+  return static_cast<v1::Want>(v1::IDS + static_cast<int>(want));
 }
 
 void SetSelection(const select::Selection& selection, v1::Query& query) {

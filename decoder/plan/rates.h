@@ -10,6 +10,7 @@
 #include <array>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "common/ids.h"
 #include "common/thread_pool.h"
@@ -49,17 +50,21 @@ absl::StatusOr<std::string> RatesKey(model::Device device, const AttentionShape&
 // All assumed.
 Rates AssumedRates(model::Device device, const AttentionShape& shape, int threads);
 
-// Those of AssumedRates, but what can be measured is: of a GPU the ways on the device, of a CPU those in this
-// host's memory. A store in this process is taken to cost as much as these, and what taking its questions apart costs.
-// Unavailable: no GPU; ResourceExhausted: too little of its memory is free.
-absl::StatusOr<Rates> MeasureRates(model::Device device, const AttentionShape& shape,
-                                   ThreadPool* pool);
-
-// The parts of it: what a token's attention of one layer takes at two lengths of a zone, without and with a choice.
+// What a token's attention of one layer takes at a length of a zone, without and with a choice.
 struct TimedLayer {
   double zone_rows = 0, chosen_rows = 0;  // of one KV head; of all KV heads
   double seconds = 0;
 };
+// Times it in this host's memory: to every row of a zone of so many, or to `budget` > 0 of each KV head.
+using TimeHostLayer =
+    absl::FunctionRef<absl::StatusOr<TimedLayer>(int64_t zone_rows, int64_t budget)>;
+
+// Those of AssumedRates, but what can be measured is: of a GPU the ways on the device, of a CPU those in this
+// host's memory, by `time` (library/layer_times.h). A store in this process is taken to cost as much as these, and what taking its questions apart costs.
+// Unavailable: no GPU; ResourceExhausted: too little of its memory is free.
+absl::StatusOr<Rates> MeasureRates(model::Device device, const AttentionShape& shape,
+                                   ThreadPool* pool, TimeHostLayer time);
+
 // fixed and per row from two lengths; never below 0.
 WayRate FitRate(const TimedLayer& shorter, const TimedLayer& longer, double chosen_row);
 

@@ -12,13 +12,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "common/ids.h"
 #include "kernels/attention/summary_attention/summary_table.h"
-
-namespace carrel {
-class ThreadPool;
-}
+#include "retrieval/estimate.h"
 
 namespace carrel::decoder {
 
@@ -50,23 +46,6 @@ struct HeadCodes {
   std::vector<uint32_t> words;    // [tokens, bits / 32]
 };
 
-// Rows of one token's zone that were not selected, as summaries of their clusters tell them: the
-// estimation term (kvstore/index/summaries/summaries.h).
-struct RestRequest {
-  Layer layer;
-  KvHead head;
-  const float* q = nullptr;  // [group, head_dim]
-  int64_t group = 0;
-  float scale = 0;
-  RowRange zone;
-  absl::Span<const Position> selected;  // in the zone, each once
-  const float* scores = nullptr;        // [group, selected], scaled
-  const float* bound = nullptr;         // [group]: no other row scores higher; or null
-  ThreadPool* pool = nullptr;           // its threads help; or null
-  float* out = nullptr;                 // [group, head_dim]
-  float* lse = nullptr;                 // [group]; -inf (and out 0) where nothing is left over
-};
-
 class HostRows {
  public:
   virtual ~HostRows() = default;
@@ -75,10 +54,10 @@ class HostRows {
   virtual absl::Status CheckUnchanged() const { return absl::OkStatus(); }
   // Whether EstimateRest can be asked: the context has summaries.
   virtual bool has_summaries() const { return false; }
-  virtual absl::Status EstimateRest(const RestRequest&) const {
+  virtual absl::Status EstimateRest(Layer, KvHead, const retrieval::EstimateRequest&) const {
     return absl::FailedPreconditionError("these rows have no summaries");
   }
-  // GPU form of EstimateRest. Requires has_summaries() and a non-empty zone.
+  // The same for a GPU, of a zone that is not empty; has_summaries().
   virtual kernels::SummarySegments SummarySegmentsOf(RowRange) const { return {}; }
   virtual absl::StatusOr<kernels::SummaryTable> SummaryTableOf(Layer, KvHead, RowRange) const {
     return absl::FailedPreconditionError("these rows have no summaries");

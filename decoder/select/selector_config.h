@@ -24,14 +24,7 @@ enum class SelectorKind : uint8_t {
 // A budget: every row of the zone.
 inline constexpr int64_t kAllRows = -1;
 
-// How exact finds the rows with the largest scores: by the keys as they are stored, or by a copy in
-// 8 bits, which leaves few rows to be scored by their keys. Auto: int8 where a CPU looks.
-enum class ExactScan : uint8_t { kAuto = 0, kStored = 1, kInt8 = 2 };
-struct ExactConfig {
-  ExactScan scan = ExactScan::kAuto;
-};
-
-// hip, infinitehip, pages and landmarks: what shares a choice of rows. kKvHead: the q heads of a KV head, by their maximum;
+// hip, infinitehip, pages and landmarks: who shares a choice of rows. kKvHead: the q heads of a KV head, by their maximum;
 // kQHead: none, as in the papers; a group then attends to as many times the rows as it has q heads.
 enum class SelectorMask : uint8_t { kKvHead = 0, kQHead = 1 };
 
@@ -103,7 +96,6 @@ struct LandmarkConfig {
 struct SelectorConfig {
   SelectorKind kind = SelectorKind::kExact;
   SelectorMask mask = SelectorMask::kKvHead;
-  ExactConfig exact;
   HipConfig hip;
   InfiniteHipConfig infinite_hip;
   HashConfig hash;
@@ -112,7 +104,7 @@ struct SelectorConfig {
   LandmarkConfig landmarks;
 };
 
-// exact:scan=auto|stored|int8
+// exact
 // hip:block_q=,block_k=,refresh=,ensemble=,votes=,jitter=,widen=,seed=,mask=kv-head|q-head
 // infinitehip:preset=default|fast|flash,survivors=published|scaled,block_q=,mask=kv-head|q-head
 //   scaled: 16, 4 and 1 times the budget, the published ratio, instead of 32k, 8k and the budget
@@ -123,7 +115,7 @@ struct SelectorConfig {
 // pages:rows=,mask=kv-head|q-head
 // landmarks:chunk=,outliers=,mask=kv-head|q-head
 absl::StatusOr<SelectorConfig> ParseSelector(absl::string_view text);
-// The default method: exact; where all keys would cross a bus for each token (a zone in host
+// Where nobody names a method: exact; where all keys would cross a bus for each token (a zone in host
 // memory that a GPU attends to), hash, of which the candidates' alone do (decision 074).
 SelectorConfig UsualSelector(bool keys_cross_bus);
 absl::string_view SelectorKindName(SelectorKind kind);
@@ -143,7 +135,7 @@ bool SelectorForks(const SelectorConfig& config);
 // The method's oversample; 1 for methods that have none; kAutoOversample for codes where automatic is
 // not 1. automatic: what kAutoOversample is here.
 int64_t OversampleOf(const SelectorConfig& config, int64_t automatic = kOversample);
-// Replaces kAutoOversample by `automatic`; methods with codes only if it is 1.
+// The same config with that instead of kAutoOversample; of codes only if it is 1.
 SelectorConfig WithOversample(SelectorConfig config, int64_t automatic);
 
 // What is reported: the method, and of hash and channels what chooses candidates, and how many.

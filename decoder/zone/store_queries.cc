@@ -15,6 +15,8 @@ StoreQueries::StoreQueries(const OpenedContext& context)
       shape_(context.shape),
       zone_(context.zone),
       estimate_(Estimates(config_, context.has_summaries)),
+      scan_(ScansHere(config_, context.device)),
+      prompt_takes_all_(PromptTakesAll(config_, context.device)),
       max_top_k_(context.max_top_k),
       selections_(context.selections),
       client_(context.client) {}
@@ -28,7 +30,8 @@ bool StoreQueries::AskAs(const StoreQueries& other) const {
   });
   return known && !content_id_.empty() && content_id_ == other.content_id_ &&
          zone_ == other.zone_ && selections_ == other.selections_ &&
-         config_.effort == other.config_.effort && estimate_ == other.estimate_;
+         config_.effort == other.config_.effort && estimate_ == other.estimate_ &&
+         scan_ == other.scan_ && !prompt_takes_all_ && !other.prompt_takes_all_;
 }
 
 retrieval::Query StoreQueries::Make(Layer layer, const float* q, int64_t n) const {
@@ -40,22 +43,23 @@ retrieval::Query StoreQueries::Make(Layer layer, const float* q, int64_t n) cons
   query.want = config_.want;
   query.effort = config_.effort;
   query.estimate = estimate_ && !all_rows(layer);
+  query.scan = scan_;
   return query;
 }
 
-absl::Status StoreQueries::Attend(Layer layer, const float* q, int64_t n, Partial& partial,
-                                  LayerStatistics& statistics) const {
+absl::Status StoreQueries::Attend(Layer layer, const float* q, int64_t n, bool all,
+                                  Partial& partial, LayerStatistics& statistics) const {
   retrieval::AttendReply reply;
   reply.out = partial.out.data();
   reply.lse = partial.lse.data();
   const absl::Time start = absl::Now();
-  RETURN_IF_ERROR(client_->Attend(Make(layer, q, n), reply));
+  RETURN_IF_ERROR(client_->Attend(all ? MakeDense(layer, q, n) : Make(layer, q, n), reply));
   statistics.exposed_wait_us += absl::ToDoubleMicroseconds(absl::Now() - start);
   statistics.bytes_received += reply.bytes;
   statistics.candidates += reply.statistics.candidates;
   statistics.visited += reply.statistics.visited;
   statistics.rows_attended += reply.statistics.rows;
-  statistics.estimated = estimate_ && !all_rows(layer);
+  if (!all) statistics.estimated = estimate_ && !all_rows(layer);
   return absl::OkStatus();
 }
 

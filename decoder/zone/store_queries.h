@@ -30,6 +30,8 @@ class StoreQueries {
   const select::Selection& selection(Layer layer) const {
     return selections_[static_cast<size_t>(layer.value())];
   }
+  // Whether tokens of a prompt attend to every row.
+  bool prompt_takes_all() const { return prompt_takes_all_; }
   bool all_rows(Layer layer) const { return select::IsAll(selection(layer)); }
   retrieval::Session* client() const { return client_; }
 
@@ -39,8 +41,8 @@ class StoreQueries {
 
   // What the layer attends to, for q [n, q_heads, head_dim].
   retrieval::Query Make(Layer layer, const float* q, int64_t n) const;
-  // Asks the same of a client that attends(), and waits.
-  absl::Status Attend(Layer layer, const float* q, int64_t n, Partial& partial,
+  // Asks the same, or all rows, of a client that attends(), and waits.
+  absl::Status Attend(Layer layer, const float* q, int64_t n, bool all, Partial& partial,
                       LayerStatistics& statistics) const;
   // Attention over every row.
   retrieval::Query MakeDense(Layer layer, const float* q, int64_t n) const;
@@ -61,7 +63,7 @@ class StoreQueries {
   const std::string content_id_;
   const AttentionShape shape_;
   const RowRange zone_;
-  const bool estimate_;
+  const bool estimate_, scan_, prompt_takes_all_;
   const int64_t max_top_k_;
   const std::vector<select::Selection> selections_;
   retrieval::Session* const client_;

@@ -121,7 +121,13 @@ absl::Status StoreZone::Finish(Layer layer, const float* q, int64_t n, Partial& 
   partial.Reset(n, shape_.q_heads, shape_.head_dim);
   if (zone_.rows() == 0) return absl::OkStatus();
   Pending& pending = pending_[layer.value()];
-  if (pending.attends) return queries_.Attend(layer, q, n, partial, StatisticsOf(layer));
+  if (pending.attends) {
+    LayerStatistics& statistics = StatisticsOf(layer);
+    const bool all = reading_prompt_ && queries_.prompt_takes_all();
+    statistics.whole_tokens += all ? n : 0;
+    statistics.whole_rows += all ? zone_.rows() * shape_.kv_heads * n : 0;
+    return queries_.Attend(layer, q, n, all, partial, statistics);
+  }
   if (pending.stream.has_value()) return FinishRowStream(layer, q, n, pending, partial);
   if (config_.want == Want::kRows) return FinishCandidates(layer, q, n, pending, partial);
   return FinishPartials(layer, q, n, pending, partial);

@@ -1,5 +1,6 @@
-// What:    the store's part of a sequence's attention: asks for a layer's zone rows, ahead of time
-//          where that is possible, and turns replies into (out, lse).
+// What:    a session's part of a sequence's attention: asks for a layer's zone rows, ahead of time
+//          where that is possible, and turns replies into (out, lse). The session is with a store, which
+//          searches its index, or looks at every row mapped in this process (ScansHere).
 //          Per layer and block of tokens: Prefetch (optional, with predicted queries, while the
 //          layer before computes), Start (true queries), Finish.
 // Source:  decisions 005 and 026.

@@ -32,7 +32,7 @@ enum class Fidelity : uint8_t { kFast = 0, kBalanced = 1, kFaithful = 2 };
 // Where the zone is searched.
 enum class Zone : uint8_t {
   kStore = 0,   // the store
-  kHost = 1,    // this process, in the mapped rows of a store's folder: fastest on a CPU
+  kHost = 1,    // this process, in the mapped rows of a store's folder: looks at every row
   kDevice = 2,  // the GPU, which holds all rows
   kAuto =
       3,  // what takes the least time on this machine, of what keeps the fidelity and fits into memory

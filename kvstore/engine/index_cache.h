@@ -37,10 +37,12 @@ struct IndexKey {
   // (StoredContext::Look) when it was asked for.
   int64_t opening = 0;
   int64_t changes = 0;
+  bool scan = false;  // of the keys in 8 bits (Int8Scan), beside the head's index
   bool operator==(const IndexKey&) const = default;
   template <typename H>
   friend H AbslHashValue(H h, const IndexKey& key) {
-    return H::combine(std::move(h), key.context, key.layer, key.kv_head, key.opening, key.changes);
+    return H::combine(std::move(h), key.context, key.layer, key.kv_head, key.opening, key.changes,
+                      key.scan);
   }
 };
 

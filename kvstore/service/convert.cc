@@ -172,23 +172,12 @@ absl::StatusOr<QueryRequest> FromWire(const v1::Query& query, const OpenContext&
   }
   if (query.head_top_k_size() > 0 && select.select_case() != v1::Select::kTopK)
     return refuse("head_top_k shares out a top_k, and select has none");
-  switch (query.want()) {
-    case v1::IDS:
-      request.want = Want::kIds;
-      break;
-    case v1::ROWS:
-      request.want = Want::kRows;
-      break;
-    case v1::VALUES:
-      request.want = Want::kValues;
-      break;
-    case v1::ATTEND:
-      request.want = Want::kAttend;
-      break;
-    default:
-      return refuse("want=", static_cast<int>(query.want()),
-                    ", expected IDS, ROWS, VALUES or ATTEND");
+  if (query.want() < v1::IDS || query.want() > v1::ATTEND) {
+    return refuse("want=", static_cast<int>(query.want()),
+                  ", expected IDS, ROWS, VALUES or ATTEND");
   }
+  static_assert(v1::ATTEND - v1::IDS == static_cast<int>(Want::kAttend));  // in the same order
+  request.want = static_cast<Want>(query.want() - v1::IDS);
   request.speculative = query.speculative();
   request.among_candidates_of = query.among_candidates_of();
   request.measure_mass = query.measure_mass();

@@ -57,13 +57,13 @@ struct Case {
 
 absl::Status Measure(const Case& c, const model::Checkpoint& checkpoint,
                      const std::vector<tools::Question>& questions, ThreadPool* pool) {
-  constexpr const char* kWants[] = {"rows", "values", "attend"};
+  constexpr const char* kWants[] = {"ids", "rows", "values", "attend"};
   constexpr const char* kPrefetches[] = {"off", "speculative", "verified"};
   library::StoreAddress flags;
   flags.folder = kStore;
   ASSIGN_OR_RETURN(const std::unique_ptr<library::StoreAccess> store,
                    library::StoreAccess::Open(flags, kvstore::StoreMode::kReadOnly));
-  ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client, store->NewClient(pool));
+  ASSIGN_OR_RETURN(std::unique_ptr<retrieval::Session> client, store->NewClient(pool));
   decoder::RetrievalConfig config;
   config.selection = select::TopK{c.top_k};
   if (c.top_k == decoder::kAllRows) config.selection = select::All();

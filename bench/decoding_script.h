@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/ids.h"
-#include "decoder/client/store_client.h"
+#include "retrieval/session.h"
 
 namespace carrel::kvstore {
 class StoredContext;
@@ -22,7 +22,7 @@ namespace carrel::bench {
 struct Script {
   AttentionShape shape;
   std::vector<std::vector<std::vector<float>>> queries;
-  std::string fingerprint;  // v1::Fingerprint, serialised
+  retrieval::FingerprintFields fingerprint;
 };
 
 absl::StatusOr<Script> ReadScript(const kvstore::StoredContext& context);
@@ -35,15 +35,14 @@ class Decoding {
   // ATTEND; the checksum of what attention over the selected rows gave.
   absl::StatusOr<uint32_t> Ask(int64_t step, int32_t layer);
 
-  int64_t bytes_sent() const { return bytes_sent_; }
-  int64_t bytes_received() const { return bytes_received_; }
+  int64_t bytes_sent() const { return client_->bytes_sent(); }
+  int64_t bytes_received() const { return client_->bytes_received(); }
 
  private:
   Decoding(int64_t top_k, const Script& script) : top_k_(top_k), script_(&script) {}
   int64_t top_k_;
   const Script* script_;
-  std::unique_ptr<decoder::StoreClient> client_;
-  int64_t bytes_sent_ = 0, bytes_received_ = 0;
+  std::unique_ptr<retrieval::Session> client_;
 };
 
 }  // namespace carrel::bench

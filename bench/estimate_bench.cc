@@ -183,19 +183,18 @@ absl::Status MeasureHead(const Rows& keys, const Rows& values, const SampledQuer
       const State partial = Attend(keys, values, q, group, scale, found.ids);
       totals.errors[absl::StrCat("top-k:", top_k, " off")].Add(partial, exact, group);
       State rest{std::vector<float>(exact.out.size()), std::vector<float>(exact.lse.size())};
-      kvstore::EstimateParams params;
+      retrieval::EstimateRequest params;
       params.queries = q;
       params.group = group;
       params.scale = scale;
       params.zone = zone;
-      params.values = &values;
       params.selected = found.ids;
       params.out = rest.out.data();
       params.lse = rest.lse.data();
       for (const bool scores : {false, true}) {
         params.scores = scores ? found.scores.data() : nullptr;
         const absl::Time began = absl::Now();
-        RETURN_IF_ERROR(kvstore::EstimateRest(summaries, params, scratch));
+        RETURN_IF_ERROR(kvstore::EstimateRest(summaries, values, params, scratch));
         if (scores) totals.estimate_us += absl::ToDoubleMicroseconds(absl::Now() - began);
         State merged = partial;
         kernels::MergeStates(merged.out.data(), merged.lse.data(), params.out, params.lse, group,

@@ -62,6 +62,14 @@ function(carrel_library name)
   target_link_libraries(${name} PUBLIC carrel_flags ${arg_DEPS} PRIVATE carrel_hardening)
 endfunction()
 
+# Where clang builds (CARREL_FUZZ), a library whose lines and branches are counted: ./run fuzz and ./run coverage print them.
+function(carrel_counted name)
+  if(CARREL_FUZZ)
+    target_compile_options(${name} PRIVATE -fprofile-instr-generate -fcoverage-mapping)
+    target_link_options(${name} INTERFACE -fprofile-instr-generate)
+  endif()
+endfunction()
+
 # One test program per folder; every TEST is its own ctest entry, so that `ctest -j` spreads them.
 # LABELS slow: over 5 s. Tests find the repository through SourceFolder() (common/test_folders.h), or CARREL_SOURCE_DIR if they never
 # leave the machine; they may write only under testing::TempDir().

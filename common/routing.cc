@@ -10,6 +10,8 @@
 
 namespace carrel {
 
+bool Answered(const absl::Status& status) { return status.GetPayload(kAnsweredUrl).has_value(); }
+
 std::string ContextHeaderValue(absl::string_view context) {
   std::string value;
   for (const char c : context) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 
 namespace carrel {
@@ -18,6 +19,7 @@ inline constexpr char kContextHeader[] = "carrel-context";
 // the client's status.
 inline constexpr char kAnsweredMetadata[] = "carrel-answered";
 inline constexpr char kAnsweredUrl[] = "carrel/answered";
+bool Answered(const absl::Status& status);
 std::string ContextHeaderValue(absl::string_view context);
 
 // Places in the order in which a context prefers them: highest-random-weight (rendezvous) hashing, so that of N

@@ -1,6 +1,6 @@
 // What: how many cores this process may use: those of the machine, less where its affinity (taskset, a
 //       container's cpuset) or a control group's quota (a container's cpus=) allows fewer. More threads
-//       than that stop each other: who looks on for work takes the core from who computes.
+//       than that stop each other: a spinning worker starves the thread that computes.
 #pragma once
 
 #include <cstdint>

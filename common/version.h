@@ -2,5 +2,5 @@
 #pragma once
 
 namespace carrel {
-inline constexpr char kVersion[] = "0.1.0";
+inline constexpr char kVersion[] = "0.2.0";
 }

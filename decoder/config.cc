@@ -207,15 +207,22 @@ int64_t MostGivenUp(const RetrievalConfig& config, const DeviceConfig& device,
   return std::min({kMostGivenUp, config.local, context_tokens});
 }
 
+bool ScansHere(const RetrievalConfig& config, const DeviceConfig& device) {
+  const auto* const host = std::get_if<HostZoneOptions>(&config.zone);
+  return host != nullptr && device.device == model::Device::kCpu &&
+         host->selector.kind == SelectorKind::kExact && config.rope == Rope::kTrained;
+}
+
 bool NeedsHostRows(const RetrievalConfig& config, const DeviceConfig& device) {
   const SelectorConfig* const selector = SelectorOf(config);
-  if (selector == nullptr) return false;
+  if (selector == nullptr || ScansHere(config, device)) return false;
   return (std::holds_alternative<HostZoneOptions>(config.zone) &&
           device.device == model::Device::kCpu) ||
          config.rope != Rope::kTrained || SelectorNeedsHostRows(*selector);
 }
 
 bool TakesHostRows(const RetrievalConfig& config, const DeviceConfig& device) {
+  if (ScansHere(config, device)) return false;
   return NeedsHostRows(config, device) || std::holds_alternative<HostZoneOptions>(config.zone) ||
          (std::holds_alternative<DeviceZoneOptions>(config.zone) &&
           config.estimate != Estimate::kOff);

@@ -17,11 +17,12 @@
 #include "kernels/rows/row_bank/row_bank.h"
 #include "model/device.h"
 #include "model/rope_mode.h"
+#include "retrieval/query.h"
 
 namespace carrel::decoder {
 
 enum class Prefetch : uint8_t { kOff = 0, kSpeculative = 1, kVerified = 2 };
-enum class Want : uint8_t { kRows = 0, kValues = 1, kAttend = 2 };
+using retrieval::Want;  // kIds: of what is asked beside attention alone
 enum class Budget : uint8_t { kUniform = 0, kLinear = 1, kMeasured = 2 };
 
 // Of each KV head as many rows as reach a fidelity on what prefill measured (fidelity.h).
@@ -39,7 +40,7 @@ using SelectionOptions = std::variant<select::Selection, FidelityOptions>;
 inline constexpr int64_t kUsualTopK = 128;
 
 // The estimation term: rows that are not selected count through summaries of their clusters. kAuto:
-// where want=attend and the context has summaries; never with a selector.
+// where want=attend and the context has summaries; with a selector on a GPU, where they are in this host.
 enum class Estimate : uint8_t { kAuto = 0, kOn = 1, kOff = 2 };
 
 // What tokens of a prompt attend to: what is chosen for each, as generated tokens do, or every row of the zone, which
@@ -58,7 +59,7 @@ struct BankConfig {
                      // attended; 1 .. 8
 };
 
-// Where the zone lives, and who chooses its rows: one of zones.def, such as the store, by the context's
+// Where the zone lives, and what chooses its rows: one of zones.def, such as the store, by the context's
 // index; or the decoder, by a method, among rows in this host's memory or on the GPU, where the store is
 // read once, at open.
 enum class ZoneKind : uint8_t {
@@ -139,8 +140,12 @@ absl::Status ValidateNoBanks(const BankConfig& bank);
 
 absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t layers);
 
+// Whether a zone in this host's memory is a session's that looks at every row (Query::scan): on the CPU, where
+// the method is exact.
+bool ScansHere(const RetrievalConfig& config, const DeviceConfig& device);
+
 // Whether a decoder needs the context's rows, or what prefill left beside them, in this host's
-// memory: always on the CPU; on the GPU for methods that are calibrated by them.
+// memory: on the CPU unless ScansHere; on the GPU for methods that are calibrated by them.
 bool NeedsHostRows(const RetrievalConfig& config, const DeviceConfig& device);
 // Whether it takes them where they can be had: also a zone in host memory, and the summaries of the
 // estimation term.

@@ -201,7 +201,6 @@ TEST(ValidateCudaSelectorTest, ParametersWithoutACudaForm_AreNamed) {
                              "hash:bits=64", "hash:codes=stored", "channels:by=k,share=16"}) {
     CARREL_EXPECT_OK(ValidateCudaSelector(*ParseSelector(served)));
   }
-  refused("exact:scan=int8", "method=exact: scan=int8 is not made on a GPU");
   refused("hip:block_q=32", "method=hip: block_q=32 has no CUDA form");
   refused("hip:ensemble=4", "ensemble=4");
   refused("hip:widen=16", "widen=16");
@@ -318,10 +317,17 @@ TEST(NeedsHostRowsTest, OnTheGpu_OnlyWhatIsCalibratedByThem) {
   for (const char* selector : {"exact", "hip", "infinitehip", "hash"}) {
     here.zone = HostZoneOptions{*ParseSelector(selector)};
     there.zone = DeviceZoneOptions{*ParseSelector(selector)};
-    EXPECT_TRUE(NeedsHostRows(here, cpu)) << selector;
+    // A session looks through them.
+    EXPECT_EQ(ScansHere(here, cpu), std::string(selector) == "exact");
+    EXPECT_EQ(NeedsHostRows(here, cpu), !ScansHere(here, cpu)) << selector;
+    EXPECT_EQ(TakesHostRows(here, cpu), !ScansHere(here, cpu)) << selector;
+    EXPECT_FALSE(ScansHere(here, gpu) || ScansHere(there, gpu));
     EXPECT_FALSE(NeedsHostRows(here, gpu)) << selector;
     EXPECT_FALSE(NeedsHostRows(there, gpu)) << selector;
   }
+  here.zone = HostZoneOptions{*ParseSelector("exact")};
+  here.rope = Rope::kInfiniteHip;
+  EXPECT_TRUE(NeedsHostRows(here, cpu));
   for (const char* selector : {"hash:codes=stored", "channels"}) {
     there.zone = DeviceZoneOptions{*ParseSelector(selector)};
     EXPECT_TRUE(NeedsHostRows(there, gpu)) << selector;

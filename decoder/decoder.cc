@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "absl/time/clock.h"
-#include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
 #include "decoder/fidelity.h"
 #include "decoder/generation.h"
@@ -20,51 +19,53 @@ namespace {
 // Tokens of a prompt that pass together: as many as one Query may carry, and whose reply the store
 // is ready to hold.
 int64_t BlockTokens(const RetrievalConfig& config, const AttentionShape& shape,
-                    const std::vector<select::Selection>& selections, const v1::OpenReply& opened) {
-  const int64_t zone_rows = opened.zone_end() - opened.zone_begin();
+                    const std::vector<select::Selection>& selections,
+                    const retrieval::Opened& opened) {
+  const int64_t zone_rows = opened.zone.rows();
   int64_t rows = 0;  // the most of any layer, per token and KV head
   for (const select::Selection& selection : selections) {
     // Nothing per row is held of partial attention, nor of rows that come as they lie.
     const bool all = select::IsAll(selection), by_number = select::TopKRows(selection) > 0;
     if (all ? config.want != Want::kValues : !by_number && config.want == Want::kAttend) continue;
-    rows = std::max(rows, select::MostRows(selection, zone_rows, opened.limits().max_top_k()));
+    rows = std::max(rows, select::MostRows(selection, zone_rows, opened.limits.max_top_k));
   }
   const int64_t bytes =
       shape.kv_heads * std::max<int64_t>(1, rows) * (8 + 4 * shape.group());  // ids and scores
-  return std::clamp<int64_t>(opened.limits().max_result_bytes() / 4 / bytes, 1,
-                             std::max<int64_t>(1, opened.limits().max_query_tokens()));
+  return std::clamp<int64_t>(opened.limits.max_result_bytes / 4 / bytes, 1,
+                             std::max<int64_t>(1, opened.limits.max_query_tokens));
 }
 
 // Rows per KV head, of what prefill measured.
-absl::StatusOr<RowPlan> PlanFidelity(const v1::OpenReply& opened, const model::ModelConfig& model,
-                                     const RetrievalConfig& config, double target_error,
-                                     PromisedOn& on) {
-  const v1::Manifest& manifest = opened.manifest();
-  const int64_t zone_rows = opened.zone_end() - opened.zone_begin();
+absl::StatusOr<RowPlan> PlanFidelity(const retrieval::Opened& opened,
+                                     const model::ModelConfig& model, const RetrievalConfig& config,
+                                     double target_error, PromisedOn& on) {
+  const retrieval::ContextFacts& facts = opened.context;
+  const int64_t zone_rows = opened.zone.rows();
   if (zone_rows < kWholeZoneRows) {  // nothing to gain
     const auto all = static_cast<size_t>(model.shape.layers) * model.shape.kv_heads;
     on = PromisedOn::kWholeZone;
     return RowPlan{std::vector<int64_t>(all, std::max<int64_t>(1, zone_rows)), 0};
   }
   ASSIGN_OR_RETURN(std::vector<HeadErrors> heads,
-                   ErrorsOf(manifest, Estimates(config, manifest.summary_rows() > 0)));
+                   ErrorsOf(facts, Estimates(config, facts.summary_rows > 0)));
   // Layers with a window ask for no rows of the zone, and nothing of theirs is missing.
   for (size_t i = 0; i < heads.size(); ++i) {
     const auto layer = static_cast<int32_t>(i / static_cast<size_t>(model.shape.kv_heads));
     if (model.Window(Layer(layer)) > 0) heads[i].output = 0;
   }
-  on = MeasuredOnProbe(manifest) ? PromisedOn::kProbe : PromisedOn::kDocument;
-  return PlanRows(heads, int64_t{config.dense_layers} * manifest.kv_heads(), zone_rows,
+  on = MeasuredOnProbe(facts) ? PromisedOn::kProbe : PromisedOn::kDocument;
+  return PlanRows(heads, int64_t{config.dense_layers} * facts.shape.kv_heads, zone_rows,
                   target_error);
 }
 
 // What each layer selects. A fidelity gives way to a top_k where that is allowed and nothing was measured;
 // promised, on: the error that it promises, and what that was measured on.
-absl::StatusOr<std::vector<select::Selection>> SelectionsOf(const v1::OpenReply& opened,
+absl::StatusOr<std::vector<select::Selection>> SelectionsOf(const retrieval::Opened& opened,
                                                             const model::ModelConfig& model,
+                                                            const DeviceConfig& device,
                                                             RetrievalConfig& config,
                                                             double& promised, PromisedOn& on) {
-  const int64_t zone_rows = opened.zone_end() - opened.zone_begin();
+  const int64_t zone_rows = opened.zone.rows();
   std::vector<select::Selection> selections;
   if (const auto* const fidelity = std::get_if<FidelityOptions>(&config.selection)) {
     const absl::StatusOr<RowPlan> plan =
@@ -76,16 +77,16 @@ absl::StatusOr<std::vector<select::Selection>> SelectionsOf(const v1::OpenReply&
       if (!absl::IsFailedPrecondition(plan.status()) || !fidelity->or_top_k.has_value())
         return plan.status();
       config.dense_layers = std::min(fidelity->or_dense_layers, model.shape.layers);
-      config.selection = select::TopK{std::min(*fidelity->or_top_k, opened.tokens())};
+      config.selection = select::TopK{std::min(*fidelity->or_top_k, opened.context.tokens)};
     }
   }
   if (selections.empty()) selections = LayerSelections(config, model.shape.layers, zone_rows);
-  if (SelectorOf(config) != nullptr) return selections;
+  if (SelectorOf(config) != nullptr && !ScansHere(config, device)) return selections;
   for (const select::Selection& selection : selections) {
-    if (select::TopKRows(selection) <= opened.limits().max_top_k()) continue;
+    if (select::TopKRows(selection) <= opened.limits.max_top_k) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("top_k: a layer's budget of ", select::TopKRows(selection),
-                     " rows exceeds the store's max_top_k=", opened.limits().max_top_k(),
+                     " rows exceeds the store's max_top_k=", opened.limits.max_top_k,
                      "; use \"all\" for every row"));
   }
   return selections;
@@ -111,13 +112,13 @@ absl::Status ResolveEstimate(const DeviceConfig& device, const HostRows* host_ro
 }
 
 // What a plan is asked of this context.
-absl::StatusOr<PlanQuestion> QuestionOf(const v1::OpenReply& opened,
+absl::StatusOr<PlanQuestion> QuestionOf(const retrieval::Opened& opened,
                                         const model::ModelConfig& model,
                                         const RetrievalConfig& config, const DeviceConfig& device) {
   const PlanOptions& options = *config.plan;
   PlanQuestion question;
   question.shape = model.shape;
-  question.zone_rows = opened.zone_end() - opened.zone_begin();
+  question.zone_rows = opened.zone.rows();
   for (Layer layer(0); layer.value() < model.shape.layers; layer = layer.next())
     question.zone_layers += model.Window(layer) == 0;
   question.unfit = options.unfit;
@@ -143,7 +144,7 @@ absl::StatusOr<PlanQuestion> QuestionOf(const v1::OpenReply& opened,
     }
     question.dense = select::IsAll(selection);
     question.chosen_rows =
-        heads * select::MostRows(selection, question.zone_rows, opened.limits().max_top_k());
+        heads * select::MostRows(selection, question.zone_rows, opened.limits.max_top_k);
     return question;
   }
   PromisedOn on = PromisedOn::kNothing;
@@ -198,7 +199,7 @@ std::vector<std::pair<std::string, std::string>> PresentedFingerprint(
 Decoder::~Decoder() = default;
 
 absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& checkpoint,
-                                                       std::unique_ptr<StoreClient> client,
+                                                       std::unique_ptr<retrieval::Session> client,
                                                        const std::string& context,
                                                        const RetrievalConfig& given,
                                                        ThreadPool* pool, const DeviceConfig& device,
@@ -211,24 +212,21 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
   if (config.rope == Rope::kInfiniteHip || config.beyond_trained) {
     decoder->max_tokens_ = checkpoint.config.MaxTokens(/*beyond_trained=*/true);
   }
-  v1::Open open;
-  open.set_context(context);
-  open.set_content_id(config.content_id);
-  for (const auto& [name, value] : PresentedFingerprint(checkpoint, config)) {
-    v1::Fingerprint::Field& field = *open.mutable_fingerprint()->add_fields();
-    field.set_name(name);
-    field.set_value(value);
+  ASSIGN_OR_RETURN(const retrieval::Opened opened,
+                   decoder->client_->Open({.context = context,
+                                           .fingerprint = PresentedFingerprint(checkpoint, config),
+                                           .sink = config.sink,
+                                           .local = config.local,
+                                           .query_drift = config.prefetch != Prefetch::kOff,
+                                           .content_id = config.content_id}));
+  if (opened.context.shape != checkpoint.config.shape) {
+    return absl::DataLossError(absl::StrCat(
+        "context \"", context, "\": the store opened one whose attention is not the model's"));
   }
-  open.set_sink(config.sink);
-  open.set_local(config.local);
-  open.set_query_drift(config.prefetch != Prefetch::kOff);
-  ASSIGN_OR_RETURN(const v1::OpenReply opened, decoder->client_->Open(open));
-  decoder->context_tokens_ = opened.tokens();
-  decoder->content_id_ = opened.manifest().content_id();
-  decoder->limits_ = {{opened.zone_begin(), opened.zone_end()},
-                      opened.limits().max_top_k(),
-                      opened.limits().max_query_tokens(),
-                      opened.limits().max_result_bytes()};
+  decoder->context_tokens_ = opened.context.tokens;
+  decoder->content_id_ = opened.context.content_id;
+  decoder->limits_ = {opened.zone, opened.limits.max_top_k, opened.limits.max_query_tokens,
+                      opened.limits.max_result_bytes};
   if (config.plan != nullptr) {
     RETURN_IF_ERROR(decoder->OpenByPlan(opened, context, config, pool));
   } else {
@@ -237,57 +235,58 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Open(const model::Checkpoint& 
   return decoder;
 }
 
-absl::Status Decoder::OpenZone(const v1::OpenReply& opened, const std::string& context,
+absl::Status Decoder::OpenZone(const retrieval::Opened& opened, const std::string& context,
                                RetrievalConfig config, ThreadPool* pool,
                                std::shared_ptr<const HostRows> host_rows) {
-  most_given_up_ = MostGivenUp(config, device_, opened.tokens());
+  most_given_up_ = MostGivenUp(config, device_, opened.context.tokens);
+  if (ScansHere(config, device_) && !client_->attends())
+    return absl::InvalidArgumentError("zone=host needs the store in this process");
   if (NeedsHostRows(config, device_) && host_rows == nullptr)
     return absl::InvalidArgumentError("method needs the rows in this host's memory");
   if (host_rows != nullptr && !TakesHostRows(config, device_))
     return absl::InvalidArgumentError("rows of this host are given and nothing reads them");
-  if (host_rows != nullptr && host_rows->tokens() != opened.tokens()) {
+  if (host_rows != nullptr && host_rows->tokens() != opened.context.tokens) {
     return absl::FailedPreconditionError(
         absl::StrCat("context \"", context, "\": ", host_rows->tokens(),
-                     " rows are mapped here, the store opened ", opened.tokens()));
+                     " rows are mapped here, the store opened ", opened.context.tokens));
   }
   if (config.budget == Budget::kMeasured) {
-    if (opened.layer_entropy_nats_size() != checkpoint_.config.shape.layers) {
+    if (static_cast<int32_t>(opened.layer_entropy_nats.size()) != checkpoint_.config.shape.layers) {
       return absl::FailedPreconditionError(absl::StrCat(
           "budget=measured: context \"", context,
           "\" has no statistics of its attention (carrel prefill --sampled-queries makes them)"));
     }
-    config.layer_entropy_nats.assign(opened.layer_entropy_nats().begin(),
-                                     opened.layer_entropy_nats().end());
+    config.layer_entropy_nats = opened.layer_entropy_nats;
   }
   RETURN_IF_ERROR(ResolveEstimate(device_, host_rows.get(), config));
-  ASSIGN_OR_RETURN(std::vector<select::Selection> selections,
-                   SelectionsOf(opened, checkpoint_.config, config, promised_error_, promised_on_));
+  ASSIGN_OR_RETURN(
+      std::vector<select::Selection> selections,
+      SelectionsOf(opened, checkpoint_.config, device_, config, promised_error_, promised_on_));
   if (const auto* const fidelity = std::get_if<FidelityOptions>(&config.selection))
     target_error_ = fidelity->target_error;
-  RETURN_IF_ERROR(RowCache::Slots(config, checkpoint_.config.shape, selections,
-                                  opened.zone_end() - opened.zone_begin())
-                      .status());
+  RETURN_IF_ERROR(
+      RowCache::Slots(config, checkpoint_.config.shape, selections, opened.zone.rows()).status());
   max_block_ = BlockTokens(config, checkpoint_.config.shape, selections, opened);
-  ASSIGN_OR_RETURN(StoredDrift drift, ReadDrift(opened, checkpoint_.config.shape));
+  RETURN_IF_ERROR(CheckDrift(opened.query_drift, checkpoint_.config.shape));
   return MakeSequence({.config = std::move(config),
                        .selections = std::move(selections),
                        .device = device_,
-                       .content_id = opened.manifest().content_id(),
+                       .content_id = opened.context.content_id,
                        .shape = checkpoint_.config.shape,
-                       .tokens = opened.tokens(),
-                       .zone = {opened.zone_begin(), opened.zone_end()},
-                       .has_summaries = opened.manifest().summary_rows() > 0,
-                       .max_top_k = opened.limits().max_top_k(),
-                       .max_fetch_rows = opened.limits().max_fetch_rows(),
+                       .tokens = opened.context.tokens,
+                       .zone = opened.zone,
+                       .has_summaries = opened.context.summary_rows > 0,
+                       .max_top_k = opened.limits.max_top_k,
+                       .max_fetch_rows = opened.limits.max_fetch_rows,
                        .max_block = max_block_,
-                       .drift = std::move(drift),
+                       .drift = opened.query_drift,
                        .client = client_.get(),
                        .pool = pool,
                        .rows = std::move(host_rows)});
 }
 
 // A way that needs more of the GPU's memory than is there, though nobody else in this process has any, is not one.
-absl::Status Decoder::OpenByPlan(const v1::OpenReply& opened, const std::string& context,
+absl::Status Decoder::OpenByPlan(const retrieval::Opened& opened, const std::string& context,
                                  const RetrievalConfig& config, ThreadPool* pool) {
   const PlanOptions& options = *config.plan;
   if (const auto* const fidelity = std::get_if<FidelityOptions>(&config.selection))
@@ -303,7 +302,7 @@ absl::Status Decoder::OpenByPlan(const v1::OpenReply& opened, const std::string&
       ASSIGN_OR_RETURN(rows, options.map_rows());
     }
     const bool alone = model::GpuReservation::all() == 0;
-    const absl::Status status = OpenZone(opened, context, std::move(taken), pool, std::move(rows));
+    absl::Status status = OpenZone(opened, context, std::move(taken), pool, std::move(rows));
     if (way.dense && target_error_ > 0) promised_on_ = PromisedOn::kWholeZone;
     if (!absl::IsResourceExhausted(status) || !alone || options.way.has_value() ||
         way.place == Place::kStore)

@@ -17,7 +17,6 @@
 
 #include "absl/status/statusor.h"
 #include "common/thread_pool.h"
-#include "decoder/client/store_client.h"
 #include "decoder/config.h"
 #include "decoder/plan/plan.h"
 #include "decoder/runner/runner.h"
@@ -25,10 +24,7 @@
 #include "decoder/statistics.h"
 #include "model/checkpoint.h"
 #include "model/transformer.h"
-
-namespace carrel::v1 {
-class OpenReply;
-}
+#include "retrieval/session.h"
 
 namespace carrel::decoder {
 
@@ -74,10 +70,10 @@ std::vector<std::pair<std::string, std::string>> PresentedFingerprint(
 class Decoder {
  public:
   // Opens the context on a connected client and fetches sink and local rows. host_rows: of
-  // this context, in this host's memory, where NeedsHostRows. HostZoneOptions with a GPU copies them if
-  // they are given, and otherwise fetches the zone from the store. Else null.
+  // this context, in this host's memory, where NeedsHostRows. With a GPU and HostZoneOptions
+  // they may be null: the zone is fetched from the store then. Pass null for every other zone.
   static absl::StatusOr<std::unique_ptr<Decoder>> Open(
-      const model::Checkpoint& checkpoint, std::unique_ptr<StoreClient> client,
+      const model::Checkpoint& checkpoint, std::unique_ptr<retrieval::Session> client,
       const std::string& context, const RetrievalConfig& config, ThreadPool* pool,
       const DeviceConfig& device = DeviceConfig(),
       std::shared_ptr<const HostRows> host_rows = nullptr);
@@ -120,10 +116,10 @@ class Decoder {
       : checkpoint_(checkpoint), device_(device), max_tokens_(checkpoint.config.MaxTokens()) {}
   absl::Status MakeSequence(const OpenedContext& context);
   // What is left to the context, and then the sequence. of_config: where it is opened by a plan, of the way taken.
-  absl::Status OpenZone(const v1::OpenReply& opened, const std::string& context,
+  absl::Status OpenZone(const retrieval::Opened& opened, const std::string& context,
                         RetrievalConfig config, ThreadPool* pool,
                         std::shared_ptr<const HostRows> host_rows);
-  absl::Status OpenByPlan(const v1::OpenReply& opened, const std::string& context,
+  absl::Status OpenByPlan(const retrieval::Opened& opened, const std::string& context,
                           const RetrievalConfig& config, ThreadPool* pool);
   absl::Status CheckPrompt(const std::vector<TokenId>& prompt,
                            const GenerateOptions& options) const;
@@ -137,11 +133,11 @@ class Decoder {
   double target_error_ = 0, promised_error_ = 0;
   std::optional<Plan> plan_;
   PromisedOn promised_on_ = PromisedOn::kNothing;
-  int64_t max_tokens_;                   // of context, prompt and answer together
-  int64_t max_block_ = 1;                // tokens per pass: what one Query may carry
-  std::unique_ptr<StoreClient> client_;  // null: the model alone
-  ZoneLimits limits_;                    // without rows: there is no context
-  std::unique_ptr<QueryTrace> trace_;    // of the last Generate; null: none was kept
+  int64_t max_tokens_;                          // of context, prompt and answer together
+  int64_t max_block_ = 1;                       // tokens per pass: what one Query may carry
+  std::unique_ptr<retrieval::Session> client_;  // null: the model alone
+  ZoneLimits limits_;                           // without rows: there is no context
+  std::unique_ptr<QueryTrace> trace_;           // of the last Generate; null: none was kept
   int64_t resumed_tokens_ = 0;
   std::unique_ptr<Sequence> sequence_;
 };

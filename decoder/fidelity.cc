@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "carrel/v1/context.pb.h"
 
 namespace carrel::decoder {
 namespace {
@@ -70,40 +69,40 @@ absl::StatusOr<Fidelity> ParseFidelity(absl::string_view name) {
       absl::StrCat("fidelity=", name, " is none of fast, balanced, faithful"));
 }
 
-bool MeasuredOnProbe(const v1::Manifest& manifest) {
-  return !manifest.head_fidelity().empty() && manifest.head_fidelity(0).probe_queries() > 0;
+bool MeasuredOnProbe(const retrieval::ContextFacts& context) {
+  return !context.fidelity.empty() && context.fidelity.front().probed;
 }
 
-absl::StatusOr<std::vector<HeadErrors>> ErrorsOf(const v1::Manifest& manifest, bool estimate) {
-  const int64_t kv_heads = manifest.kv_heads(), heads = int64_t{manifest.layers()} * kv_heads;
-  if (manifest.head_fidelity().empty()) {
+absl::StatusOr<std::vector<HeadErrors>> ErrorsOf(const retrieval::ContextFacts& context,
+                                                 bool estimate) {
+  const int64_t kv_heads = context.shape.kv_heads, heads = context.shape.layers * kv_heads;
+  if (context.fidelity.empty()) {
     return absl::FailedPreconditionError(
-        absl::StrCat("context ", manifest.name(), " was not measured: how many rows reach a ",
-                     "fidelity is not known; carrel reindex ", manifest.name(),
+        absl::StrCat("context ", context.name, " was not measured: how many rows reach a ",
+                     "fidelity is not known; carrel reindex ", context.name,
                      " --as NEW measures it, --top-k N does without"));
   }
-  if (manifest.head_fidelity_size() != heads) {
-    return absl::DataLossError(absl::StrCat("manifest: fidelity of ", manifest.head_fidelity_size(),
+  if (static_cast<int64_t>(context.fidelity.size()) != heads) {
+    return absl::DataLossError(absl::StrCat("manifest: fidelity of ", context.fidelity.size(),
                                             " heads instead of ", heads));
   }
   std::vector<HeadErrors> errors(static_cast<size_t>(heads));
   for (int64_t i = 0; i < heads; ++i) {
-    const v1::HeadFidelity& from = manifest.head_fidelity(static_cast<int>(i));
-    const auto& error = estimate ? from.error() : from.error_without();
+    const retrieval::HeadFidelity& from = context.fidelity[static_cast<size_t>(i)];
     HeadErrors& to = errors[static_cast<size_t>(i)];
-    to.rows.assign(from.rows().begin(), from.rows().end());
-    to.error.assign(error.begin(), error.end());
-    bool whole = from.layer() == i / kv_heads && from.kv_head() == i % kv_heads &&
-                 !to.rows.empty() && to.rows.size() == to.error.size() && to.rows.front() >= 1;
+    to.rows = from.rows;
+    to.error = estimate ? from.error : from.error_without;
+    bool whole = from.layer == i / kv_heads && from.kv_head == i % kv_heads && !to.rows.empty() &&
+                 to.rows.size() == to.error.size() && to.rows.front() >= 1;
     for (size_t j = 0; whole && j < to.rows.size(); ++j) {
       whole =
           to.error[j] >= 0 && std::isfinite(to.error[j]) && (j == 0 || to.rows[j] > to.rows[j - 1]);
     }
-    if (!whole || !(from.output() >= 0)) {
+    if (!whole || !(from.output >= 0)) {
       return absl::DataLossError(absl::StrCat("manifest: fidelity of layer ", i / kv_heads,
                                               " kv_head ", i % kv_heads, " is not whole"));
     }
-    to.output = from.output();
+    to.output = from.output;
   }
   for (size_t first = 0; first < errors.size(); first += static_cast<size_t>(kv_heads)) {
     double sum = 0;

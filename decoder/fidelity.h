@@ -17,10 +17,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-
-namespace carrel::v1 {
-class Manifest;
-}
+#include "retrieval/opened.h"
 
 namespace carrel::decoder {
 
@@ -48,9 +45,10 @@ struct RowPlan {
 
 // Of a context: [layers, kv_heads]. estimate: whether the decoder's attention has the estimation
 // term. FailedPrecondition: the context was not measured; DataLoss: it is not whole.
-absl::StatusOr<std::vector<HeadErrors>> ErrorsOf(const v1::Manifest& manifest, bool estimate);
+absl::StatusOr<std::vector<HeadErrors>> ErrorsOf(const retrieval::ContextFacts& context,
+                                                 bool estimate);
 // Whether on queries of what may come behind the document, too; else on its own alone.
-bool MeasuredOnProbe(const v1::Manifest& manifest);
+bool MeasuredOnProbe(const retrieval::ContextFacts& context);
 
 // target > 0; of heads [first, end) that are planned; the others get no rows and no error.
 RowPlan PlanRows(const std::vector<HeadErrors>& heads, int64_t first, int64_t zone_rows,

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <random>
 
-#include "carrel/v1/context.pb.h"
 #include "common/test_util.h"
 
 namespace carrel::decoder {
@@ -81,24 +80,19 @@ TEST(PlanRowsTest, HeadsOfDenseLayersAreLeftOut) {
   EXPECT_GT(plan.rows[2], 0);
 }
 
-v1::Manifest Measured() {
-  v1::Manifest manifest;
-  manifest.set_name("doc");
-  manifest.set_layers(2);
-  manifest.set_kv_heads(2);
-  for (uint32_t i = 0; i < 4; ++i) {
-    v1::HeadFidelity& head = *manifest.add_head_fidelity();
-    head.set_layer(i / 2);
-    head.set_kv_head(i % 2);
-    head.set_output(static_cast<float>(1 + i));
-    head.add_rows(8);
-    head.add_rows(16);
-    head.add_error(0.5f);
-    head.add_error(0.25f);
-    head.add_error_without(1);
-    head.add_error_without(0.75f);
+retrieval::ContextFacts Measured() {
+  retrieval::ContextFacts context;
+  context.name = "doc";
+  context.shape = {.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 8};
+  for (int64_t i = 0; i < 4; ++i) {
+    context.fidelity.push_back({.layer = i / 2,
+                                .kv_head = i % 2,
+                                .output = static_cast<double>(1 + i),
+                                .rows = {8, 16},
+                                .error = {0.5, 0.25},
+                                .error_without = {1, 0.75}});
   }
-  return manifest;
+  return context;
 }
 
 TEST(ErrorsOfTest, OutputsAreTheirLayersMean) {
@@ -111,24 +105,24 @@ TEST(ErrorsOfTest, OutputsAreTheirLayersMean) {
 }
 
 TEST(ErrorsOfTest, NotMeasured_SaysWhatToDo) {
-  v1::Manifest manifest = Measured();
-  manifest.clear_head_fidelity();
-  EXPECT_THAT(ErrorsOf(manifest, true),
+  retrieval::ContextFacts context = Measured();
+  context.fidelity.clear();
+  EXPECT_THAT(ErrorsOf(context, true),
               StatusIs(StatusCode::kFailedPrecondition,
                        "context doc was not measured: how many rows reach a fidelity is not known; "
                        "carrel reindex doc --as NEW measures it"));
 }
 
 TEST(ErrorsOfTest, NotWhole_IsDataLossThatNamesTheHead) {
-  v1::Manifest manifest = Measured();
-  manifest.mutable_head_fidelity(3)->set_error(1, -1);
-  EXPECT_THAT(ErrorsOf(manifest, true), StatusIs(StatusCode::kDataLoss, "layer 1 kv_head 1"));
-  manifest = Measured();
-  manifest.mutable_head_fidelity(1)->set_rows(1, 8);
-  EXPECT_THAT(ErrorsOf(manifest, true), StatusIs(StatusCode::kDataLoss, "layer 0 kv_head 1"));
-  manifest = Measured();
-  manifest.mutable_head_fidelity()->RemoveLast();
-  EXPECT_THAT(ErrorsOf(manifest, true), StatusIs(StatusCode::kDataLoss, "3 heads instead of 4"));
+  retrieval::ContextFacts context = Measured();
+  context.fidelity[3].error[1] = -1;
+  EXPECT_THAT(ErrorsOf(context, true), StatusIs(StatusCode::kDataLoss, "layer 1 kv_head 1"));
+  context = Measured();
+  context.fidelity[1].rows[1] = 8;
+  EXPECT_THAT(ErrorsOf(context, true), StatusIs(StatusCode::kDataLoss, "layer 0 kv_head 1"));
+  context = Measured();
+  context.fidelity.pop_back();
+  EXPECT_THAT(ErrorsOf(context, true), StatusIs(StatusCode::kDataLoss, "3 heads instead of 4"));
 }
 
 TEST(ParseFidelityTest, NamesAndOthers) {

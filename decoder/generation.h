@@ -2,8 +2,8 @@
 //         answers, each of a decoder of its own, take turns, or go on by one step: then the weights are
 //         read once for all of them, and every token has the bits that it has alone.
 // Errors: as Decoder::Generate. After one, or after done(), there is nothing more to do. What is thrown where an
-//         answer takes its token (on_token, sampling) is its status alone; what a runner throws is the caller's,
-//         who does not know how far each came: none of them goes on.
+//         answer takes its token (on_token, sampling) is its status alone; what a runner throws is the caller's.
+//         How far each came is not known: none of them goes on.
 // Ownership: the decoder outlives it, and does nothing else until it is over.
 // Threads: one at a time.
 #pragma once

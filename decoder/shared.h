@@ -1,7 +1,7 @@
 // What:   what sequences of this process share, held once for all that want the same: parts of a zone that do
 //         not change once they are made (a context's rows, what a method keeps of its keys), runners.
-// Ownership: shared; goes with the last who holds it.
-// Threads: any. Who wants what is being made waits for it; so does who wants another of the same type.
+// Ownership: shared; freed with its last holder.
+// Threads: any. Callers block while the value is being built; one mutex serves all keys of a type.
 #pragma once
 
 #include <list>

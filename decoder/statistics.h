@@ -65,7 +65,7 @@ struct LayerStatistics {
 // passed. 0: none passed.
 double RowsPerToken(const LayerStatistics& layer);
 
-// Whose some tokens of a question are.
+// A sequence's part of a question's tokens.
 struct CountShare {
   LayerStatistics* statistics = nullptr;
   int64_t tokens = 0;

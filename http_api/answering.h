@@ -44,7 +44,7 @@ class Answering {
   void Fetches(const kvstore::ContextComes& comes);
   // Kept until the answer has ended, beside what was held from the start.
   void Hold(std::shared_ptr<void> held);
-  bool Push(const std::string& piece);  // false: nobody wants more
+  bool Push(const std::string& piece);  // false: no more is wanted
   void Done(const absl::StatusOr<serving::AnswerJob::Done>& done);
   // Once it has begun, an error can only be an event; that the end is missing tells too.
   void Failed(const absl::Status& status);

@@ -1,6 +1,6 @@
 // What:   a client of a running `carrel api`, for the program itself: requests as JSON, answers whole or as
 //         they come.
-// Errors: InvalidArgument a URL that is none of HTTP; Unavailable nobody answers there; what the server
+// Errors: InvalidArgument a URL that is none of HTTP; Unavailable no server answers; what the server
 //         refuses, by its words; DataLoss an answer that breaks off, or is longer than 64 MiB; Cancelled.
 // Trust:  none in what a server sends: all is bounded, and parsed with bounds.
 // Threads: one. Each call has a connection of its own.
@@ -22,7 +22,7 @@ class ApiClient {
   static absl::StatusOr<ApiClient> Create(const std::string& url);
   // Presented to the server, in the clear.
   void set_key(std::string key) { key_ = std::move(key); }
-  // What is asked about, for who stands between and chooses a server by it (common/routing.h); empty: nothing.
+  // The context that is asked, for proxies that choose a server by it (common/routing.h); empty: nothing.
   void set_context(std::string context) { context_ = std::move(context); }
   // Asked several times a second while the server is waited for; false: Cancelled. null: always.
   void set_wanted(std::function<bool()> wanted) { wanted_ = std::move(wanted); }

@@ -10,7 +10,7 @@
 // Access: as of every transport (kvstore/access/admission.h), by "Authorization: Bearer KEY": rights of the one table,
 //         contexts that a key does not see are not found, rates, sessions (answers at a time), quotas, the audit log;
 //         a key that is withdrawn ends what runs, waits or streams for it within two seconds. Without a keys file
-//         TCP gives list and open to anybody, and all to who bears the token; a Unix socket all to its owner.
+//         TCP gives list and open to anybody, and all rights to the bearer of the token; a Unix socket all to its owner.
 // Threads: any.   Ownership: keeps model and store.
 #pragma once
 
@@ -66,7 +66,7 @@ class ApiService {
       std::shared_ptr<library::StoreAccess> store);
   virtual ~ApiService() = default;  // cuts what runs
   virtual const std::vector<std::string>& addresses() const = 0;
-  // For who takes contexts out of the store to make room: whether answers read it, or wait to; and, if not, that
+  // For what takes contexts out of the store to make room: whether answers read it, or wait to; and, if not, that
   // nothing of it stays open. FailedPrecondition: they do by now.
   virtual bool Reads(const std::string& context) const = 0;
   virtual absl::Status LetGo(const std::string& context) = 0;

@@ -1,7 +1,7 @@
-// What:   requests that wait for contexts that come from elsewhere (library::StoreAccess::Bring): no thread and no
-//         place among answers is held meanwhile, and at the end of this nobody waits any more.
-// Errors: of done: those of the store's; Unavailable this ends.
-// Threads: any. Callbacks are called on the store's threads, or on the caller's: they must not wait for long.
+// What:   requests that wait for a context from elsewhere (library::StoreAccess::Bring), without holding a thread or a
+//         place among answers. The destructor ends all waits.
+// Errors: of done: those of the store; Unavailable the destructor ran.
+// Threads: any. Callbacks run on the store's threads, or on the caller's: they must not wait for long.
 // Ownership: the store outlives it.
 #pragma once
 

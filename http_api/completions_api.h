@@ -1,11 +1,11 @@
 // What:   /v1/completions and /v1/chat/completions: a request becomes a job, and the job's answer a reply. A prompt
 //         that names no context, but begins with the document of one, is answered from it; one whose document is
 //         worth a context may have it kept.
-// Waits:  a document that is being read: 503 says how far it is, and when to come again; or the request waits,
-//         for as long as its "wait" says.
-//         A context that comes from elsewhere is always waited for: a stream tells how far it is, in comments.
-// Kept:   what is kept belongs to who said it (kvstore/access/kept_name.h); name, right and quota are decided before
-//         anything is done. What could not be kept is said in the answer (carrel.not_kept) and in the log.
+// Waits:  while a document is prefilled, 503 gives its progress and when to retry; or the request waits for as long as
+//         its "wait" says.
+//         A context from elsewhere is always waited for: a stream shows the progress in comments.
+// Kept:   a kept document belongs to the key that sent it (kvstore/access/kept_name.h); name, right and quota are checked
+//         first. If it cannot be kept, the answer (carrel.not_kept) and the log say why.
 // Errors: as completion.h, chat_template.h and scheduler.h; InvalidArgument with the code context_length_exceeded.
 // Threads: any; a call blocks for as long as template and tokenizer take.
 // Ownership: keeps what Parts points to, which outlives this and the answers on their way; this outlives those.

@@ -7,8 +7,8 @@
 //           POST   /v1/contexts/NAME/warm    has it brought to where it is read, if it is elsewhere; waits for ?wait=
 //                                            seconds, else says how far it is (202)
 //           DELETE /v1/contexts/NAME         cancels it, or deletes it
-// Errors: as documents.h; InvalidArgument a text that is too long (names the bound), or no text;
-//         (In it nothing is a control token.) PermissionDenied, ResourceExhausted what a key may not do, or its tenant has used up.
+// Errors: as documents.h; InvalidArgument a text that is too long (names the bound), or no text; PermissionDenied
+//         what the key may not do; ResourceExhausted what its tenant has used up. A text holds no control tokens.
 // Chats:  where the model knows chats, a text becomes a document inside a first user's turn
 //         (ChatTemplate::TurnHead); "chat": false, or ?chat=false, leaves it as it is.
 // Access: list, import, open (a text), delete of kvstore/access; what a key does not see is not there.

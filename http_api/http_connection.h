@@ -126,7 +126,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   bool gone() const { return gone_ || shared_->stopped; }
   HttpShared& shared() { return *shared_; }
 
-  // Of the server's thread: what is thrown ends the connection, since nobody would answer it.
+  // Of the server's thread: what is thrown ends the connection, since no answer would come.
   template <typename F>
   void Guarded(F work) {
     const absl::Status done = CatchThrown("a connection", [&] {

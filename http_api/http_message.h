@@ -32,7 +32,7 @@ struct HttpRoute {
   const char* method;
   const char*
       pattern;  // "/v1/contexts/{}": {} stands for one segment, of a model's name for all that follow
-  bool open;    // nobody is asked who he is
+  bool open;    // no key is asked for
   BodyBound body;
 };
 

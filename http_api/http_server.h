@@ -56,7 +56,7 @@ class HttpReply {
   virtual void Begin(const std::string& content_type) = 0;  // status 200
   virtual void Write(const std::string& piece) = 0;
   virtual void End() = 0;
-  virtual bool gone() const = 0;  // nobody reads it any more
+  virtual bool gone() const = 0;  // the client has left
 };
 
 // What becomes of a request whose headers have come.

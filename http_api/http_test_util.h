@@ -27,7 +27,7 @@ class TestClient {
   void Send(const std::string& bytes) { boost::asio::write(socket_, boost::asio::buffer(bytes)); }
 
   void Post(const std::string& target, const std::string& body, const std::string& headers = "") {
-    // Who is refused by the headers may not take all of the body.
+    // A server that refuses by the headers may not take all of the body.
     (void)TrySend(absl::StrCat("POST ", target, " HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: ",
                                body.size(), "\r\n", headers, "\r\n", body));
   }

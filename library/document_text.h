@@ -1,7 +1,7 @@
 // What:   a context's document as text, which bytes of it each token is, and the passages that people
 //         read: sentences, those of more than kPassageTokens tokens in pieces; and a text as the tokens of
 //         a document.
-//         The text is what somebody gave: control tokens are not part of it, nor is what a model's chat
+//         The text is the one that was given: control tokens are not part of it, nor is what a model's chat
 //         template puts before it, such as a system message. Offsets are those of the text.
 // Errors: FailedPrecondition no tokenizer; InvalidArgument a token that it does not know.
 // Cost:   the document in memory: its text, 12 bytes per token.
@@ -20,7 +20,7 @@
 
 namespace carrel::library {
 
-// Where in a document the text begins that somebody gave.
+// Where in a document the given text begins.
 struct TextBegin {
   Position token = 0;  // the first that has bytes of it
   int64_t bytes = 0;   // of what the tokens spell without control tokens: those before the text

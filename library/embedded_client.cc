@@ -15,25 +15,25 @@
 #include "common/shown.h"
 #include "common/status.h"
 #include "common/thrown.h"
-#include "decoder/client/store_client_replies.h"
+#include "decoder/client/wire.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/engine/request_metrics.h"
 #include "kvstore/service/convert.h"
+#include "retrieval/errors.h"
 
 namespace carrel::library {
 namespace {
 
-using decoder::RequestId;
 using kvstore::Reply;
 using kvstore::Session;
+using retrieval::RequestId;
 
 // Of one request, made and not yet taken.
 constexpr size_t kPartsAhead = 3;
 
-absl::Status Refusal(const absl::Status& status, const v1::Open& open) {
+absl::Status Refusal(const absl::Status& status, const retrieval::OpenRequest& open) {
   if (!absl::IsNotFound(status)) return status;
-  return absl::NotFoundError(
-      absl::StrCat("context ", Shown(open.context()), " is not in the store"));
+  return absl::NotFoundError(absl::StrCat("context ", Shown(open.context), " is not in the store"));
 }
 
 Counter& ReplyBytes() {
@@ -41,24 +41,20 @@ Counter& ReplyBytes() {
   return total;
 }
 
-// The pieces of a reply with want ATTEND.
-absl::Status CopyAttended(Reply& reply, const AttentionShape& shape, decoder::AttendReply& to) {
-  std::vector<kvstore::Piece> pieces;
-  for (int attempt = 0; attempt < kvstore::OpenContext::kMostAttempts; ++attempt) {
-    const absl::Status status = reply.Next(INT64_MAX / 2, pieces);
-    if (status.ok()) CARREL_CHECK(reply.done());
-    for (const kvstore::Piece& piece : pieces) {
-      const int64_t q_head =
-          piece.token * shape.q_heads + int64_t{piece.kv_head.value()} * shape.group();
-      std::copy(piece.out.begin(), piece.out.end(), to.out + q_head * shape.head_dim);
-      std::copy(piece.lse.begin(), piece.lse.end(), to.lse + q_head);
-    }
-    ASSIGN_OR_RETURN(const bool confirmed, reply.Confirm());
-    if (confirmed) return status;
-  }
-  return absl::DataLossError(
-      absl::StrCat("layer ", reply.layer().value(), ": the files of the context changed ",
-                   kvstore::OpenContext::kMostAttempts, " times while a reply was made of them"));
+// The whole of a reply with want ATTEND.
+absl::Status CopyAttended(Reply& reply, const AttentionShape& shape, retrieval::AttendReply& to) {
+  RETURN_IF_ERROR(
+      TakePieces(reply, INT64_MAX / 2, [&](const std::vector<retrieval::Piece>& pieces) {
+        for (const retrieval::Piece& piece : pieces) {
+          const int64_t q_head =
+              piece.token * shape.q_heads + int64_t{piece.kv_head.value()} * shape.group();
+          std::copy(piece.out.begin(), piece.out.end(), to.out + q_head * shape.head_dim);
+          std::copy(piece.lse.begin(), piece.lse.end(), to.lse + q_head);
+        }
+      }));
+  CARREL_CHECK(reply.done());
+  to.statistics = reply.statistics();
+  return absl::OkStatus();
 }
 
 // What a client and the engine's tasks for it share.
@@ -73,11 +69,12 @@ class Conversation : public std::enable_shared_from_this<Conversation> {
  public:
   explicit Conversation(kvstore::Engine* engine) : engine_(engine) {}
 
-  absl::StatusOr<v1::OpenReply> Open(const v1::Open& open, RequestId id);
+  absl::StatusOr<retrieval::Opened> Open(const retrieval::OpenRequest& open);
   // later: nobody waits for it now: an engine thread answers it.
-  absl::Status Send(RequestId id, v1::SessionRequest request, bool later);
-  absl::StatusOr<v1::SessionReply> Next(RequestId id, ThreadPool* pool);
-  absl::Status Attend(RequestId id, const decoder::AttendQuery& query, decoder::AttendReply& reply,
+  absl::Status Send(RequestId id, retrieval::Query query, bool later);
+  absl::Status Send(RequestId id, retrieval::Fetch fetch);
+  absl::StatusOr<retrieval::Part> Next(RequestId id, ThreadPool* pool);
+  absl::Status Attend(RequestId id, retrieval::Query query, retrieval::AttendReply& reply,
                       ThreadPool& pool);
   void Forget(RequestId id);
   void Close();
@@ -97,8 +94,9 @@ class Conversation : public std::enable_shared_from_this<Conversation> {
 
  private:
   struct Part {
-    v1::SessionReply reply;
+    absl::StatusOr<retrieval::Part> part;
     ByteBudget::Charge charge;
+    bool last() const { return !part.ok() || part->last; }
   };
   struct Request {
     std::string what;
@@ -111,16 +109,19 @@ class Conversation : public std::enable_shared_from_this<Conversation> {
     std::deque<Part> parts;
   };
 
-  absl::Status Accept(RequestId id, const v1::SessionRequest& request, bool later);
+  // Takes note of what is sent. False: the session has ended by it, and whoever waits hears of it.
+  absl::StatusOr<bool> Note(RequestId id, const std::string& what, int64_t bytes);
+  // What came of accepting a request: its task, which is left to the engine if nobody waits for it.
+  absl::Status Take(RequestId id, const char* what, bool later,
+                    absl::FunctionRef<absl::StatusOr<Session::Task>(Session::Done)> accept);
   void Run(RequestId id, ThreadPool& pool);  // its task, if nobody has
   void Answered(RequestId id, absl::StatusOr<std::unique_ptr<Reply>> reply);
   // Makes parts until `ahead` of them wait.
   void MakeParts(RequestId id, size_t ahead);
-  Part MakePart(RequestId id, Reply& reply) const;
+  Part MakePart(Reply& reply) const;
   static void CountFailure(const absl::Status& status);
-  Part ErrorPart(RequestId id, const absl::Status& status) const;
+  static Part ErrorPart(const absl::Status& status);
   void Add(Request& request, Part part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  v1::SessionReply Pop(Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   kvstore::Engine* const engine_;
   std::shared_ptr<Session> session_;  // written by Open
@@ -133,103 +134,87 @@ class Conversation : public std::enable_shared_from_this<Conversation> {
   int64_t bytes_received_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
-absl::StatusOr<v1::OpenReply> Conversation::Open(const v1::Open& open, RequestId id) {
-  v1::SessionRequest request;
-  request.set_request_id(id);
-  *request.mutable_open() = open;
-  const std::string what = decoder::Describe(request);
-  if (session_ != nullptr) {
-    RETURN_IF_ERROR(Send(id, std::move(request), /*later=*/false));
-    return Next(id, nullptr).status();
-  }
+absl::StatusOr<retrieval::Opened> Conversation::Open(const retrieval::OpenRequest& open) {
+  const std::string what = Describe(open);
   {
     absl::MutexLock lock(&mu_);
-    if (!end_.ok()) return decoder::AnnotateOnce(end_, what);
-    bytes_sent_ += static_cast<int64_t>(request.ByteSizeLong());
+    if (!end_.ok()) return retrieval::AnnotateOnce(end_, what);
+  }
+  if (session_ != nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(what, ": open: the session is open already"));
   }
   const auto enter = [&]() -> absl::StatusOr<std::shared_ptr<Session>> {
-    ASSIGN_OR_RETURN(const kvstore::OpenRequest converted, kvstore::FromWire(open));
-    return engine_->OpenSession(converted);
+    if (open.context.empty()) return absl::InvalidArgumentError("open: context is empty");
+    return engine_->OpenSession({open});
   };
   absl::StatusOr<std::shared_ptr<Session>> session = CatchThrown("open", enter);
   if (!session.ok()) {
     absl::MutexLock lock(&mu_);
     end_ = Refusal(session.status(), open);
-    return decoder::AnnotateOnce(end_, what);
+    return retrieval::AnnotateOnce(end_, what);
   }
   session_ = *std::move(session);
   v1::SessionReply reply;
-  reply.set_request_id(id);
   kvstore::OpenReplyToWire(*session_, engine_->config(), &reply);
-  {
-    absl::MutexLock lock(&mu_);
-    bytes_received_ += static_cast<int64_t>(reply.ByteSizeLong());
-  }
-  return decoder::TakeOpenReply(std::move(reply), what);
+  return decoder::OpenedFromWire(reply.open());
 }
 
-absl::Status Conversation::Send(RequestId id, v1::SessionRequest request, bool later) {
-  request.set_request_id(id);
-  const auto bytes = static_cast<int64_t>(request.ByteSizeLong());
+absl::StatusOr<bool> Conversation::Note(RequestId id, const std::string& what, int64_t bytes) {
+  absl::MutexLock lock(&mu_);
+  if (!end_.ok()) return retrieval::AnnotateOnce(end_, what);
+  requests_[id].what = what;
+  bytes_sent_ += bytes;
+  if (session_ == nullptr)
+    end_ = absl::FailedPreconditionError("the first request of a session must be open");
+  return end_.ok();
+}
+
+absl::Status Conversation::Send(RequestId id, retrieval::Query query, bool later) {
+  ASSIGN_OR_RETURN(const bool goes_on, Note(id, Describe(query), query.bytes()));
+  if (!goes_on) return absl::OkStatus();
   {
     absl::MutexLock lock(&mu_);
-    if (!end_.ok()) return decoder::AnnotateOnce(end_, decoder::Describe(request));
-    Request& pending = requests_[id];
-    pending.what = decoder::Describe(request);
-    pending.among = request.query().among_candidates_of();
-    pending.keeps = request.query().speculative() && request.query().want() == v1::IDS;
-    bytes_sent_ += bytes;
-    if (session_ == nullptr) {
-      end_ = absl::FailedPreconditionError("the first request of a session must be open");
-      return absl::OkStatus();
-    }
-    const int64_t most = kvstore::MostRequestBytes(*session_->context(), engine_->config());
-    if (bytes > most) {
-      end_ =
-          absl::ResourceExhaustedError(absl::StrCat("request of ", bytes, " bytes exceeds ", most,
-                                                    ", the most that one of this context takes"));
-      session_->Cancel();
-      return absl::OkStatus();
-    }
+    requests_[id].among = query.among_candidates_of;
+    requests_[id].keeps = query.keeps_candidates();
   }
-  const absl::Status status = CatchThrown("request", [&] { return Accept(id, request, later); });
+  return Take(id, "query", later, [&](Session::Done done) {
+    return session_->Accept(id, kvstore::QueryRequest{std::move(query)}, std::move(done));
+  });
+}
+
+absl::Status Conversation::Send(RequestId id, retrieval::Fetch fetch) {
+  ASSIGN_OR_RETURN(const bool goes_on, Note(id, Describe(fetch), fetch.bytes()));
+  if (!goes_on) return absl::OkStatus();
+  return Take(id, "fetch rows", /*later=*/true, [&](Session::Done done) {
+    return session_->Accept(id, kvstore::FetchRequest{std::move(fetch)}, std::move(done));
+  });
+}
+
+// Whoever answers may outlive the client, but not the engine.
+absl::Status Conversation::Take(
+    RequestId id, const char* what, bool later,
+    absl::FunctionRef<absl::StatusOr<Session::Task>(Session::Done)> accept) {
+  const absl::Status status = CatchThrown("request", [&]() -> absl::Status {
+    ASSIGN_OR_RETURN(Session::Task task, accept([self = shared_from_this(),
+                                                 id](absl::StatusOr<std::unique_ptr<Reply>> reply) {
+                       self->Answered(id, std::move(reply));
+                     }));
+    {
+      absl::MutexLock lock(&mu_);
+      requests_[id].task = std::move(task);
+    }
+    if (!later) return absl::OkStatus();
+    return session_->Enqueue(
+        what, id, [self = shared_from_this(), id](ThreadPool& pool) { self->Run(id, pool); });
+  });
   if (status.ok()) return absl::OkStatus();
-  Part error = ErrorPart(id, status);
+  Part error = ErrorPart(status);
   Session::Task refused;
   absl::MutexLock lock(&mu_);
   Request& pending = requests_[id];
   pending.task.swap(refused);
   Add(pending, std::move(error));
   return absl::OkStatus();
-}
-
-// Whoever answers may outlive the client, but not the engine.
-absl::Status Conversation::Accept(RequestId id, const v1::SessionRequest& request, bool later) {
-  const auto done = [self = shared_from_this(), id](absl::StatusOr<std::unique_ptr<Reply>> reply) {
-    self->Answered(id, std::move(reply));
-  };
-  absl::StatusOr<Session::Task> task;
-  const char* what = "query";
-  if (request.has_query()) {
-    ASSIGN_OR_RETURN(kvstore::QueryRequest query,
-                     kvstore::FromWire(request.query(), *session_->context()));
-    task = session_->Accept(id, std::move(query), done);
-  } else if (request.has_fetch_rows()) {
-    what = "fetch rows";
-    ASSIGN_OR_RETURN(kvstore::FetchRequest fetch,
-                     kvstore::FromWire(request.fetch_rows(), *session_->context()));
-    task = session_->Accept(id, std::move(fetch), done);
-  } else {
-    return absl::FailedPreconditionError("open: the session is open already");
-  }
-  RETURN_IF_ERROR(task.status());
-  {
-    absl::MutexLock lock(&mu_);
-    requests_[id].task = *std::move(task);
-  }
-  if (!later) return absl::OkStatus();
-  return session_->Enqueue(
-      what, id, [self = shared_from_this(), id](ThreadPool& pool) { self->Run(id, pool); });
 }
 
 void Conversation::Run(RequestId id, ThreadPool& pool) {
@@ -245,7 +230,7 @@ void Conversation::Run(RequestId id, ThreadPool& pool) {
 
 void Conversation::Answered(RequestId id, absl::StatusOr<std::unique_ptr<Reply>> reply) {
   Part error;
-  if (!reply.ok()) error = ErrorPart(id, reply.status());
+  if (!reply.ok()) error = ErrorPart(reply.status());
   {
     absl::MutexLock lock(&mu_);
     const auto it = requests_.find(id);
@@ -273,8 +258,8 @@ void Conversation::MakeParts(RequestId id, size_t ahead) {
       it->second.making = true;
       reply = std::move(it->second.reply);
     }
-    Part part = MakePart(id, *reply);
-    const bool last = part.reply.last();
+    Part part = MakePart(*reply);
+    const bool last = part.last();
     if (last) reply.reset();  // gives its slot back
     absl::MutexLock lock(&mu_);
     const auto it = requests_.find(id);
@@ -286,17 +271,15 @@ void Conversation::MakeParts(RequestId id, size_t ahead) {
   }
 }
 
-Conversation::Part Conversation::MakePart(RequestId id, Reply& reply) const {
-  Part part;
+Conversation::Part Conversation::MakePart(Reply& reply) const {
+  retrieval::Part part;
   const int64_t most = engine_->request_budget().PartBytes(engine_->config().reply_part_bytes);
   const absl::Status status =
-      CatchThrown("reply", [&] { return kvstore::NextPartToWire(reply, most, &part.reply); });
-  if (!status.ok()) return ErrorPart(id, status);
-  part.reply.set_request_id(id);
-  const auto bytes = static_cast<int64_t>(part.reply.ByteSizeLong());
-  ReplyBytes().Add(bytes);
-  part.charge = engine_->request_budget().TakePart(bytes);
-  return part;
+      CatchThrown("reply", [&] { return kvstore::TakePart(reply, most, part); });
+  if (!status.ok()) return ErrorPart(status);
+  ReplyBytes().Add(part.bytes);
+  ByteBudget::Charge charge = engine_->request_budget().TakePart(part.bytes);
+  return {std::move(part), std::move(charge)};
 }
 
 void Conversation::CountFailure(const absl::Status& status) {
@@ -307,34 +290,25 @@ void Conversation::CountFailure(const absl::Status& status) {
   }
 }
 
-Conversation::Part Conversation::ErrorPart(RequestId id, const absl::Status& status) const {
+Conversation::Part Conversation::ErrorPart(const absl::Status& status) {
   CountFailure(status);
-  Part part;
-  kvstore::ErrorToWire(status, &part.reply);
-  part.reply.set_request_id(id);
-  return part;
+  return {status, {}};
 }
 
 void Conversation::Add(Request& request, Part part) {
-  bytes_received_ += static_cast<int64_t>(part.reply.ByteSizeLong());
+  if (part.part.ok()) bytes_received_ += part.part->bytes;
   request.parts.push_back(std::move(part));
   changed_.SignalAll();
 }
 
-v1::SessionReply Conversation::Pop(Request& request) {
-  v1::SessionReply reply = std::move(request.parts.front().reply);
-  request.parts.pop_front();
-  return reply;
-}
-
-absl::StatusOr<v1::SessionReply> Conversation::Next(RequestId id, ThreadPool* pool) {
+absl::StatusOr<retrieval::Part> Conversation::Next(RequestId id, ThreadPool* pool) {
   ThreadPool& helpers = pool != nullptr ? *pool : engine_->pool();
   for (;;) {
     RequestId among = 0;
     {
       absl::MutexLock lock(&mu_);
       auto it = requests_.find(id);
-      if (it == requests_.end() || it->second.forgotten) return decoder::NothingToCome(id);
+      if (it == requests_.end() || it->second.forgotten) return retrieval::NothingToCome(id);
       Request* request = &it->second;
       // Until there is a part, or something to do.
       while (request->parts.empty() && end_.ok() && !request->task &&
@@ -343,16 +317,18 @@ absl::StatusOr<v1::SessionReply> Conversation::Next(RequestId id, ThreadPool* po
         request = &requests_.find(id)->second;
       }
       if (!request->parts.empty()) {
-        v1::SessionReply reply = Pop(*request);
+        Part next = std::move(request->parts.front());
+        request->parts.pop_front();
         const std::string what = request->what;
-        if (reply.last()) {
+        if (next.last()) {
           requests_.erase(id);
         } else if (request->reply != nullptr && !request->making) {
           engine_->Continue([self = shared_from_this(), id] { self->MakeParts(id, kPartsAhead); });
         }
-        return decoder::TakeReply(std::move(reply), what);
+        if (!next.part.ok()) return Annotate(next.part.status(), what);
+        return std::move(next.part);
       }
-      if (!end_.ok()) return decoder::AnnotateOnce(end_, request->what);
+      if (!end_.ok()) return retrieval::AnnotateOnce(end_, request->what);
       among = request->task ? request->among : 0;
     }
     if (among != 0) Run(among, helpers);
@@ -361,50 +337,37 @@ absl::StatusOr<v1::SessionReply> Conversation::Next(RequestId id, ThreadPool* po
   }
 }
 
-absl::Status Conversation::Attend(RequestId id, const decoder::AttendQuery& query,
-                                  decoder::AttendReply& reply, ThreadPool& pool) {
-  const auto what = [&] { return absl::StrCat("query layer ", query.layer.value()); };
+absl::Status Conversation::Attend(RequestId id, retrieval::Query query,
+                                  retrieval::AttendReply& reply, ThreadPool& pool) {
+  const std::string what = Describe(query);
   {
     absl::MutexLock lock(&mu_);
     if (end_.ok() && session_ == nullptr) {
       end_ = absl::FailedPreconditionError("the first request of a session must be open");
     }
-    if (!end_.ok()) return decoder::AnnotateOnce(end_, what());
+    if (!end_.ok()) return retrieval::AnnotateOnce(end_, what);
   }
   const AttentionShape& shape = session_->context()->shape();
-  const int64_t heads = query.n * shape.q_heads, floats = heads * shape.head_dim;
+  const int64_t heads = query.tokens * shape.q_heads, sent = query.bytes();
   const auto answer = [&]() -> absl::Status {
-    kvstore::QueryRequest request;
-    request.layer = query.layer;
-    request.tokens = query.n;
-    request.queries.assign(query.q, query.q + floats);
-    request.selection = *query.selection;
-    request.want = kvstore::Want::kAttend;
-    request.effort = query.effort;
-    request.estimate = query.estimate;
     absl::StatusOr<std::unique_ptr<Reply>> made;
     ASSIGN_OR_RETURN(
         const Session::Task task,
-        session_->Accept(id, std::move(request),
+        session_->Accept(id, kvstore::QueryRequest{std::move(query)},
                          [&](absl::StatusOr<std::unique_ptr<Reply>> of) { made = std::move(of); }));
     task(pool);
     RETURN_IF_ERROR(made.status());
-    RETURN_IF_ERROR(CopyAttended(**made, shape, reply));
-    const kvstore::QueryStatistics& statistics = (*made)->statistics();
-    reply.candidates = statistics.candidates;
-    reply.visited = statistics.visited;
-    reply.rows = statistics.rows;
-    return absl::OkStatus();
+    return CopyAttended(**made, shape, reply);
   };
   const absl::Status status = CatchThrown("query", answer);
   if (!status.ok()) {
     CountFailure(status);
-    return Annotate(status, what());
+    return Annotate(status, what);
   }
-  reply.bytes = (floats + heads) * static_cast<int64_t>(sizeof(float));
+  reply.bytes = heads * (shape.head_dim + 1) * static_cast<int64_t>(sizeof(float));
   ReplyBytes().Add(reply.bytes);
   absl::MutexLock lock(&mu_);
-  bytes_sent_ += floats * static_cast<int64_t>(sizeof(float));
+  bytes_sent_ += sent;
   bytes_received_ += reply.bytes;
   return absl::OkStatus();
 }
@@ -431,33 +394,34 @@ void Conversation::Close() {
   last.swap(requests_);
 }
 
-class EmbeddedClient final : public decoder::StoreClient {
+class EmbeddedClient final : public retrieval::Session {
  public:
   EmbeddedClient(kvstore::Engine* engine, ThreadPool* pool)
       : pool_(pool), conversation_(std::make_shared<Conversation>(engine)) {}
   ~EmbeddedClient() override { conversation_->Close(); }
 
-  absl::StatusOr<v1::OpenReply> Open(const v1::Open& open) override {
-    return conversation_->Open(open, next_id_++);
+  absl::StatusOr<retrieval::Opened> Open(const retrieval::OpenRequest& open) override {
+    ++next_id_;  // a request as others are
+    return conversation_->Open(open);
   }
-  absl::StatusOr<RequestId> Send(v1::Query query) override {
-    const bool later = pool_ == nullptr || query.speculative();
-    v1::SessionRequest request;
-    *request.mutable_query() = std::move(query);
-    return Send(std::move(request), later);
+  absl::StatusOr<RequestId> Send(retrieval::Query query) override {
+    const RequestId id = next_id_++;
+    const bool later = pool_ == nullptr || query.speculative;
+    RETURN_IF_ERROR(conversation_->Send(id, std::move(query), later));
+    return id;
   }
-  absl::StatusOr<RequestId> Send(v1::FetchRows fetch) override {
-    v1::SessionRequest request;
-    *request.mutable_fetch_rows() = std::move(fetch);
-    return Send(std::move(request), /*later=*/true);
+  absl::StatusOr<RequestId> Send(retrieval::Fetch fetch) override {
+    const RequestId id = next_id_++;
+    RETURN_IF_ERROR(conversation_->Send(id, std::move(fetch)));
+    return id;
   }
-  absl::StatusOr<v1::SessionReply> Next(RequestId id) override {
+  absl::StatusOr<retrieval::Part> Next(RequestId id) override {
     return conversation_->Next(id, pool_);
   }
   bool attends() const override { return pool_ != nullptr; }
-  absl::Status Attend(const decoder::AttendQuery& query, decoder::AttendReply& reply) override {
-    if (!attends()) return StoreClient::Attend(query, reply);
-    return conversation_->Attend(next_id_++, query, reply, *pool_);
+  absl::Status Attend(retrieval::Query query, retrieval::AttendReply& reply) override {
+    if (!attends()) return retrieval::Session::Attend(std::move(query), reply);
+    return conversation_->Attend(next_id_++, std::move(query), reply, *pool_);
   }
   void Forget(RequestId id) override { conversation_->Forget(id); }
   bool broken() const override { return conversation_->ended(); }
@@ -465,12 +429,6 @@ class EmbeddedClient final : public decoder::StoreClient {
   int64_t bytes_received() const override { return conversation_->bytes_received(); }
 
  private:
-  absl::StatusOr<RequestId> Send(v1::SessionRequest request, bool later) {
-    const RequestId id = next_id_++;
-    RETURN_IF_ERROR(conversation_->Send(id, std::move(request), later));
-    return id;
-  }
-
   ThreadPool* const pool_;
   const std::shared_ptr<Conversation> conversation_;
   RequestId next_id_ = 1;
@@ -478,8 +436,7 @@ class EmbeddedClient final : public decoder::StoreClient {
 
 }  // namespace
 
-std::unique_ptr<decoder::StoreClient> MakeEmbeddedClient(kvstore::Engine* engine,
-                                                         ThreadPool* pool) {
+std::unique_ptr<retrieval::Session> MakeEmbeddedClient(kvstore::Engine* engine, ThreadPool* pool) {
   return std::make_unique<EmbeddedClient>(engine, pool);
 }
 

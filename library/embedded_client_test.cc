@@ -11,23 +11,20 @@
 
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
-#include "carrel/v1/retrieval.pb.h"
 #include "common/test_util.h"
 #include "decoder/client/store_client_grpc.h"
-#include "decoder/client/wire.h"
 #include "kvstore/engine/test_context.h"
 #include "kvstore/service/server.h"
-#include "kvstore/service/service_test_util.h"
 #include "kvstore/storage/store.h"
 
 namespace carrel::library {
 namespace {
 
 using absl::StatusCode;
-using decoder::RequestId;
-using decoder::StoreClient;
 using kvstore::IndexKind;
 using kvstore::RandomContext;
+using retrieval::RequestId;
+using retrieval::Want;
 
 // kWaiting: a client that is waited with, as a decoder's is (a pool is given).
 enum class Way : uint8_t { kGrpc = 0, kEmbedded = 1, kWaiting = 2 };
@@ -51,27 +48,39 @@ class World {
     server_ = *kvstore::Server::Start(server, engine_.get());
   }
 
-  std::unique_ptr<StoreClient> Client(Way way) {
+  std::unique_ptr<retrieval::Session> Client(Way way) {
     if (way != Way::kGrpc) {
       return MakeEmbeddedClient(engine_.get(), way == Way::kWaiting ? &pool_ : nullptr);
     }
     return *decoder::OpenStoreChannel(server_->InProcessChannel(), absl::Seconds(60));
   }
-  std::unique_ptr<StoreClient> Opened(Way way) {
-    std::unique_ptr<StoreClient> client = Client(way);
+  std::unique_ptr<retrieval::Session> Opened(Way way) {
+    std::unique_ptr<retrieval::Session> client = Client(way);
     CARREL_EXPECT_OK(client->Open(Opening()));
     return client;
   }
-  v1::Open Opening() const { return kvstore::WireOpen(context_.Opening()); }
+  retrieval::OpenRequest Opening() const { return context_.Opening(); }
 
-  v1::Query Query(uint64_t seed, int64_t tokens = 1) const {
-    kvstore::QueryRequest request;
-    request.layer = Layer(1);
-    request.tokens = tokens;
-    request.queries = context_.Queries(tokens, seed);
-    request.selection = select::TopK{20};
-    request.want = kvstore::Want::kRows;
-    return kvstore::WireQuery(request, context_.spec().shape);
+  retrieval::Query Query(uint64_t seed, int64_t tokens = 1) const {
+    retrieval::Query query;
+    query.layer = Layer(1);
+    query.tokens = tokens;
+    query.queries = context_.Queries(tokens, seed);
+    query.selection = select::TopK{20};
+    query.want = Want::kRows;
+    return query;
+  }
+  // Asked ahead: the store keeps its candidates.
+  retrieval::Query Ahead(uint64_t seed) const {
+    retrieval::Query query = Query(seed);
+    query.speculative = true;
+    query.want = Want::kIds;
+    return query;
+  }
+  retrieval::Query Among(uint64_t seed, RequestId candidates) const {
+    retrieval::Query query = Query(seed);
+    query.among_candidates_of = candidates;
+    return query;
   }
 
   const RandomContext& context() const { return context_; }
@@ -86,23 +95,19 @@ class World {
   ThreadPool pool_{1};
 };
 
-v1::FetchRows Range(uint32_t layer, int64_t begin, int64_t end) {
-  v1::FetchRows fetch;
-  fetch.set_layer(layer);
-  fetch.mutable_range()->set_begin(begin);
-  fetch.mutable_range()->set_end(end);
-  return fetch;
+retrieval::Fetch Range(int32_t layer, int64_t begin, int64_t end) {
+  return {.layer = Layer(layer), .range = {begin, end}};
 }
 
-using Parts = std::vector<v1::SessionReply>;
+using Parts = std::vector<retrieval::Part>;
 
-absl::StatusOr<Parts> Take(StoreClient& client, RequestId id) {
+absl::StatusOr<Parts> Take(retrieval::Session& client, RequestId id) {
   Parts parts;
   do {
-    absl::StatusOr<v1::SessionReply> part = client.Next(id);
+    absl::StatusOr<retrieval::Part> part = client.Next(id);
     if (!part.ok()) return part.status();
     parts.push_back(*std::move(part));
-  } while (!parts.back().last());
+  } while (!parts.back().last);
   return parts;
 }
 
@@ -113,7 +118,7 @@ class EveryClient : public testing::TestWithParam<Way> {
     spec.seed = TestSeed();
     world_.emplace(spec, config);
   }
-  std::unique_ptr<StoreClient> Opened() { return world_->Opened(GetParam()); }
+  std::unique_ptr<retrieval::Session> Opened() { return world_->Opened(GetParam()); }
 
   std::optional<World> world_;
 };
@@ -126,8 +131,8 @@ TEST_P(EveryClient, RepliesInAnyOrderAndInParts_ReachTheirRequests) {
   const auto client = Opened();
   const auto rows = client->Send(Range(0, 0, 300));
   const auto first = client->Send(world_->Query(1, 4));
-  v1::Query other = world_->Query(2);
-  other.set_layer(0);
+  retrieval::Query other = world_->Query(2);
+  other.layer = Layer(0);
   const auto second = client->Send(other);
   CARREL_ASSERT_OK(rows);
   CARREL_ASSERT_OK(first);
@@ -137,11 +142,10 @@ TEST_P(EveryClient, RepliesInAnyOrderAndInParts_ReachTheirRequests) {
   CARREL_ASSERT_OK(of_first);
   CARREL_ASSERT_OK(of_second);
   CARREL_ASSERT_OK(of_rows);
-  EXPECT_EQ(of_second->front().query().layer(), 0u);
-  EXPECT_EQ(of_first->front().query().layer(), 1u);
   EXPECT_GT(of_first->size(), 4u);
   EXPECT_GT(of_rows->size(), 10u);
-  EXPECT_EQ(of_rows->back().request_id(), *rows);
+  EXPECT_EQ(of_first->back().pieces.back().token, 3);
+  EXPECT_EQ(of_second->back().pieces.back().token, 0);
   EXPECT_THAT(client->Next(*first), StatusIs(StatusCode::kFailedPrecondition, "read wholly"));
   EXPECT_THAT(client->Next(4711), StatusIs(StatusCode::kFailedPrecondition, "was not sent"));
   EXPECT_GT(client->bytes_sent(), 0);
@@ -152,8 +156,8 @@ TEST_P(EveryClient, RepliesInAnyOrderAndInParts_ReachTheirRequests) {
 TEST_P(EveryClient, BadRequest_KeepsItsCodeSaysWhatWasAskedAndLeavesTheSession) {
   Make();
   const auto client = Opened();
-  v1::Query bad = world_->Query(1);
-  bad.mutable_select()->set_top_k(701);
+  retrieval::Query bad = world_->Query(1);
+  bad.selection = select::TopK{701};
   const auto asked = client->Send(bad);
   CARREL_ASSERT_OK(asked);
   EXPECT_THAT(client->Next(*asked),
@@ -166,8 +170,8 @@ TEST_P(EveryClient, BadRequest_KeepsItsCodeSaysWhatWasAskedAndLeavesTheSession) 
   EXPECT_FALSE(client->broken());
 }
 
-// What needs no message has the numbers and errors of one that does.
-TEST_P(EveryClient, Attend_IsWhatAMessageBrings) {
+// Answered at once it has the numbers and errors of a request.
+TEST_P(EveryClient, Attend_IsWhatSendAndNextBring) {
   kvstore::RandomContextSpec spec;
   spec.seed = TestSeed();
   spec.tokens = 2600;
@@ -176,14 +180,19 @@ TEST_P(EveryClient, Attend_IsWhatAMessageBrings) {
   world_.emplace(spec, kvstore::EngineConfig());
   const auto client = Opened();
   const AttentionShape& shape = spec.shape;
-  std::vector<float> q = world_->context().Queries(3, TestSeed());
+  const std::vector<float> q = world_->context().Queries(3, TestSeed());
   std::vector<float> out(q.size()), lse(static_cast<size_t>(3 * shape.q_heads));
   for (const select::Selection& selection :
        {select::Selection(select::TopK{20}), select::Selection(select::TopK{300, {300, 7}}),
         select::Selection(select::All())}) {
-    decoder::AttendQuery query{.layer = Layer(1), .q = q.data(), .n = 3, .selection = &selection};
+    retrieval::Query query;
+    query.layer = Layer(1);
+    query.tokens = 3;
+    query.queries = q;
+    query.selection = selection;
+    query.want = Want::kAttend;
     query.estimate = !select::IsAll(selection);
-    decoder::AttendReply reply{.out = out.data(), .lse = lse.data()};
+    retrieval::AttendReply reply{.out = out.data(), .lse = lse.data()};
     const absl::Status attended = client->Attend(query, reply);
     EXPECT_EQ(client->attends(), GetParam() == Way::kWaiting);
     if (!client->attends()) {
@@ -191,50 +200,72 @@ TEST_P(EveryClient, Attend_IsWhatAMessageBrings) {
       continue;
     }
     CARREL_ASSERT_OK(attended);
-    kvstore::QueryRequest request{.layer = Layer(1), .tokens = 3, .queries = q};
-    request.want = kvstore::Want::kAttend;
-    v1::Query message = kvstore::WireQuery(request, shape);
-    decoder::SetSelection(selection, message);
-    message.set_estimate(query.estimate);
-    const auto parts = Take(*client, *client->Send(message));
+    const auto parts = Take(*client, *client->Send(query));
     CARREL_ASSERT_OK(parts);
     int64_t heads = 0, rows = 0;
-    for (const v1::SessionReply& part : *parts) {
-      rows += part.query().statistics().rows();
-      for (const v1::HeadResult& head : part.query().heads()) {
-        const size_t at = head.token() * static_cast<size_t>(shape.q_heads) +
-                          head.kv_head() * static_cast<size_t>(shape.group());
-        EXPECT_EQ(std::memcmp(head.lse().data().data(), &lse[at], head.lse().data().size()), 0);
-        EXPECT_EQ(std::memcmp(head.out().data().data(), &out[at * shape.head_dim],
-                              head.out().data().size()),
+    for (const retrieval::Part& part : *parts) {
+      rows += part.statistics.rows;
+      for (const retrieval::Piece& piece : part.pieces) {
+        const auto at = static_cast<size_t>(piece.token * shape.q_heads +
+                                            piece.kv_head.value() * shape.group());
+        EXPECT_EQ(std::memcmp(piece.lse.data(), &lse[at], piece.lse.size() * 4), 0);
+        EXPECT_EQ(std::memcmp(piece.out.data(), &out[at * shape.head_dim], piece.out.size() * 4),
                   0);
         ++heads;
       }
     }
     EXPECT_EQ(heads, 3 * shape.kv_heads);
-    EXPECT_EQ(rows, reply.rows);
+    EXPECT_EQ(rows, reply.statistics.rows);
   }
   if (!client->attends()) return;
-  q[5] = NAN;
-  const select::Selection all = select::All();
-  decoder::AttendReply reply{.out = out.data(), .lse = lse.data()};
-  EXPECT_THAT(client->Attend({.layer = Layer(1), .q = q.data(), .n = 3, .selection = &all}, reply),
+  retrieval::Query bad = world_->Query(1);
+  bad.queries[5] = NAN;
+  bad.want = Want::kAttend;
+  retrieval::AttendReply reply{.out = out.data(), .lse = lse.data()};
+  EXPECT_THAT(client->Attend(bad, reply),
               StatusIs(StatusCode::kInvalidArgument, "query layer 1: query: "));
   EXPECT_FALSE(client->broken());
-  EXPECT_THAT(world_->Client(GetParam())
-                  ->Attend({.layer = Layer(1), .q = q.data(), .n = 3, .selection = &all}, reply),
+  EXPECT_THAT(world_->Client(GetParam())->Attend(bad, reply),
               StatusIs(StatusCode::kFailedPrecondition, "query layer 1: the first request"));
+}
+
+// What looks at every row is no query of the protocol.
+TEST_P(EveryClient, AScan_IsAnsweredInThisProcessAlone) {
+  kvstore::RandomContextSpec spec;
+  spec.seed = TestSeed();
+  spec.index.kind = IndexKind::kHnsw;
+  world_.emplace(spec, kvstore::EngineConfig());
+  const auto client = Opened();
+  retrieval::Query query = world_->Query(1);
+  query.scan = true;
+  const auto id = client->Send(query);
+  if (GetParam() == Way::kGrpc) {
+    EXPECT_THAT(id, StatusIs(StatusCode::kUnimplemented, "searches its index"));
+    return;
+  }
+  CARREL_ASSERT_OK(id);
+  const auto parts = Take(*client, *id);
+  CARREL_ASSERT_OK(parts);
+  const RandomContext& context = world_->context();
+  for (const retrieval::Piece& piece : parts->front().pieces) {
+    const int64_t q_head = piece.kv_head.value() * spec.shape.group();
+    std::vector<Position> ranked =
+        context.Ranked(Layer(1), piece.kv_head, &query.queries[q_head * spec.shape.head_dim],
+                       {4, spec.tokens - 60});
+    ranked.resize(20);
+    EXPECT_EQ(piece.ids, ranked);
+  }
 }
 
 TEST_P(EveryClient, RefusedOpen_KeepsItsCodeAndEndsTheSession) {
   Make();
-  v1::Open absent = world_->Opening(), other = world_->Opening(), negative = world_->Opening();
-  absent.set_context("reports");
-  other.mutable_fingerprint()->mutable_fields(0)->set_value("f64");
-  negative.set_sink(-1);
-  v1::Open unnamed = world_->Opening();
-  unnamed.clear_context();
-  const std::pair<v1::Open, absl::Status> cases[] = {
+  retrieval::OpenRequest absent = world_->Opening(), other = absent, negative = absent,
+                         unnamed = absent;
+  absent.context = "reports";
+  other.fingerprint[0].second = "f64";
+  negative.sink = -1;
+  unnamed.context = "";
+  const std::pair<retrieval::OpenRequest, absl::Status> cases[] = {
       {absent, absl::NotFoundError("open context reports: context reports is not in the store")},
       {other, absl::FailedPreconditionError("open context report")},
       {negative, absl::InvalidArgumentError("open context report")},
@@ -270,15 +301,17 @@ TEST_P(EveryClient, SecondOpen_IsRefusedAndLeavesTheSession) {
   CARREL_EXPECT_OK(Take(*client, *client->Send(world_->Query(1))));
 }
 
-TEST_P(EveryClient, RequestLargerThanAnyOfItsContext_EndsTheSession) {
+// One that travels is refused before it is read.
+TEST_P(EveryClient, RequestLargerThanAnyOfItsContext_IsRefused) {
   Make();
   const auto client = Opened();
   const auto id = client->Send(world_->Query(1, 5000));
   CARREL_ASSERT_OK(id);
+  const bool travels = GetParam() == Way::kGrpc;
   EXPECT_THAT(client->Next(*id),
-              StatusIs(StatusCode::kResourceExhausted, "query layer 1: request"));
-  EXPECT_TRUE(client->broken());
-  EXPECT_THAT(client->Send(world_->Query(1)), StatusIs(StatusCode::kResourceExhausted, "exceeds"));
+              StatusIs(travels ? StatusCode::kResourceExhausted : StatusCode::kInvalidArgument,
+                       travels ? "query layer 1: request" : "query layer 1: query: tokens=5000"));
+  EXPECT_EQ(client->broken(), travels);
 }
 
 TEST_P(EveryClient, ForgottenRequest_ItsPartsAreDroppedAndItsPlaceIsFree) {
@@ -290,7 +323,7 @@ TEST_P(EveryClient, ForgottenRequest_ItsPartsAreDroppedAndItsPlaceIsFree) {
     CARREL_ASSERT_OK(id);
     const auto part = client->Next(*id);
     CARREL_ASSERT_OK(part);
-    EXPECT_FALSE(part->last());
+    EXPECT_FALSE(part->last);
     client->Forget(*id);
     client->Forget(*id);
     EXPECT_THAT(client->Next(*id), StatusIs(StatusCode::kFailedPrecondition, "forgotten"));
@@ -300,17 +333,12 @@ TEST_P(EveryClient, ForgottenRequest_ItsPartsAreDroppedAndItsPlaceIsFree) {
 
 TEST_P(EveryClient, DestroyedWithRequestsInFlight_EndsTheSession) {
   Make({.search_threads = 1});
-  std::unique_ptr<StoreClient> client = Opened();
+  std::unique_ptr<retrieval::Session> client = Opened();
   {
     const kvstore::Blockade blockade(world_->engine(), 1);
-    v1::Query ahead = world_->Query(1);
-    ahead.set_speculative(true);
-    ahead.set_want(v1::IDS);
-    const auto candidates = client->Send(ahead);
+    const auto candidates = client->Send(world_->Ahead(1));
     CARREL_ASSERT_OK(candidates);
-    v1::Query among = world_->Query(1);
-    among.set_among_candidates_of(*candidates);
-    CARREL_ASSERT_OK(client->Send(among));
+    CARREL_ASSERT_OK(client->Send(world_->Among(1, *candidates)));
     CARREL_ASSERT_OK(client->Send(Range(0, 0, 700)));
     CARREL_ASSERT_OK(client->Send(world_->Query(2)));
     client.reset();
@@ -335,23 +363,17 @@ TEST_P(EveryClient, MoreInFlightThanAllowed_IsResourceExhausted) {
 TEST_P(EveryClient, CandidatesThatTheQueueRefused_AreNotWaitedFor) {
   Make({.search_threads = 1, .queue_limit = 1});
   const auto client = Opened();
-  v1::Query ahead = world_->Query(1);
-  ahead.set_speculative(true);
-  ahead.set_want(v1::IDS);
   RequestId first, second;
   {
     const kvstore::Blockade blockade(world_->engine(), 1);
-    first = *client->Send(ahead);
-    second = *client->Send(ahead);
+    first = *client->Send(world_->Ahead(1));
+    second = *client->Send(world_->Ahead(1));
     EXPECT_THAT(client->Next(second), StatusIs(StatusCode::kResourceExhausted, "queue_limit=1"));
   }
   CARREL_EXPECT_OK(Take(*client, first));
   while (world_->engine().Statistics().waiting > 0) absl::SleepFor(absl::Milliseconds(1));
-  v1::Query among = world_->Query(1);
-  among.set_among_candidates_of(first);
-  CARREL_EXPECT_OK(Take(*client, *client->Send(among)));
-  among.set_among_candidates_of(second);
-  EXPECT_THAT(client->Next(*client->Send(among)),
+  CARREL_EXPECT_OK(Take(*client, *client->Send(world_->Among(1, first))));
+  EXPECT_THAT(client->Next(*client->Send(world_->Among(1, second))),
               StatusIs(StatusCode::kInvalidArgument, "is not among the latest"));
 }
 
@@ -359,22 +381,16 @@ TEST_P(EveryClient, CandidatesAskedAheadAndForgotten_AreThereForTheTrueQuery) {
   Make();
   const auto client = Opened();
   for (int i = 0; i < 50; ++i) {
-    v1::Query ahead = world_->Query(100 + i);
-    ahead.set_speculative(true);
-    ahead.set_want(v1::IDS);
-    const auto candidates = client->Send(ahead);
+    const auto candidates = client->Send(world_->Ahead(100 + i));
     CARREL_ASSERT_OK(candidates);
     client->Forget(*candidates);
-    v1::Query among = world_->Query(100 + i);
-    among.set_among_candidates_of(*candidates);
-    const auto id = client->Send(among);
+    const auto id = client->Send(world_->Among(100 + i, *candidates));
     CARREL_ASSERT_OK(id);
     const auto chosen = Take(*client, *id);
     CARREL_ASSERT_OK(chosen);
     const auto direct = Take(*client, *client->Send(world_->Query(100 + i)));
     CARREL_ASSERT_OK(direct);
-    EXPECT_EQ(chosen->front().query().heads(0).ids().data(),
-              direct->front().query().heads(0).ids().data());
+    EXPECT_EQ(chosen->front().pieces[0].ids, direct->front().pieces[0].ids);
   }
 }
 
@@ -384,12 +400,12 @@ TEST_P(EveryClient, DamagedContext_IsDataLossWhereItIsReadAndNowhereElse) {
   ASSERT_TRUE(kvstore::FlipBitOf(
       world_->dir(), std::string(reinterpret_cast<const char*>(keys + 300 * 32), 20 * 64)));
   const auto client = Opened();
-  for (const v1::Want want : {v1::IDS, v1::ROWS, v1::VALUES, v1::ATTEND}) {
-    v1::Query query = world_->Query(1);
-    query.set_want(want);
+  for (const Want want : {Want::kIds, Want::kRows, Want::kValues, Want::kAttend}) {
+    retrieval::Query query = world_->Query(1);
+    query.want = want;
     EXPECT_THAT(client->Next(*client->Send(query)),
                 StatusIs(StatusCode::kDataLoss, "query layer 1: "));
-    query.set_layer(0);
+    query.layer = Layer(0);
     CARREL_EXPECT_OK(Take(*client, *client->Send(query)));
   }
   EXPECT_THAT(Take(*client, *client->Send(Range(1, 0, 700))),
@@ -410,85 +426,74 @@ class Asker {
   }
   bool Chance(int percent) { return Pick(1, 100) <= percent; }
 
-  v1::Query Query(const std::deque<RequestId>& candidates) {
-    const int64_t tokens = Chance(10) ? 0 : Pick(1, 5);
-    kvstore::QueryRequest request;
-    request.layer = Layer(static_cast<int32_t>(Pick(0, shape_.layers - (Chance(95) ? 1 : 0))));
-    request.tokens = tokens;
-    request.queries = context_.Queries(tokens, static_cast<uint64_t>(Pick(0, 1 << 30)), 3);
-    request.want = static_cast<kvstore::Want>(Pick(0, 3));
-    v1::Query query = kvstore::WireQuery(request, shape_);
-    Select(query);
-    query.set_speculative(Chance(25));
+  retrieval::Query Query(const std::deque<RequestId>& candidates) {
+    retrieval::Query query;
+    query.layer = Layer(static_cast<int32_t>(Pick(0, shape_.layers - (Chance(95) ? 1 : 0))));
+    query.tokens = Chance(10) ? 0 : Pick(1, 5);
+    query.queries = context_.Queries(query.tokens, static_cast<uint64_t>(Pick(0, 1 << 30)), 3);
+    if (!query.queries.empty() && Chance(2)) query.queries[0] = INFINITY;
+    query.want = static_cast<Want>(Pick(0, 3));
+    query.selection = Selection();
+    query.speculative = Chance(25);
     if (Chance(25)) {
-      query.set_among_candidates_of(
+      query.among_candidates_of =
           candidates.empty() || Chance(10)
               ? 4711
-              : candidates[static_cast<size_t>(Pick(0, int64_t(candidates.size()) - 1))]);
+              : candidates[static_cast<size_t>(Pick(0, int64_t(candidates.size()) - 1))];
     }
-    query.set_measure_mass(Chance(20));
-    query.set_estimate(query.want() == v1::ATTEND ? Chance(50) : Chance(2));
-    query.set_effort(static_cast<uint32_t>(Chance(80) ? 0 : Pick(0, 200)));
+    query.measure_mass = Chance(20);
+    query.estimate = query.want == Want::kAttend ? Chance(50) : Chance(2);
+    query.effort = Chance(80) ? 0 : Pick(0, 200);
     if (Chance(15)) Hold(query);
-    Spoil(query);
     return query;
   }
 
-  v1::FetchRows Fetch() {
-    v1::FetchRows fetch;
-    fetch.set_layer(static_cast<uint32_t>(Pick(0, shape_.layers - (Chance(95) ? 1 : 0))));
+  retrieval::Fetch Fetch() {
+    retrieval::Fetch fetch;
+    fetch.layer = Layer(static_cast<int32_t>(Pick(0, shape_.layers - (Chance(95) ? 1 : 0))));
     for (int64_t i = Pick(0, 2); i > 0; --i)
-      fetch.add_kv_heads(static_cast<uint32_t>(Pick(0, shape_.kv_heads - 1)));
+      fetch.kv_heads.push_back(KvHead(static_cast<int32_t>(Pick(0, shape_.kv_heads - 1))));
     const int64_t tokens = context_.spec().tokens;
-    if (Chance(50)) {
-      const int64_t begin = Pick(0, tokens);
-      fetch.mutable_range()->set_begin(begin);
-      fetch.mutable_range()->set_end(Pick(Chance(95) ? begin : 0, tokens + (Chance(5) ? 1 : 0)));
-    } else if (Chance(95)) {
+    fetch.by_ids = Chance(50);
+    if (fetch.by_ids) {
       std::set<int64_t> ids;
       for (int64_t i = Pick(0, 40); i > 0; --i) ids.insert(Pick(0, tokens - (Chance(99) ? 1 : 0)));
-      fetch.mutable_ids();
-      for (const int64_t id : ids) fetch.mutable_ids()->add_id(id);
+      fetch.ids.assign(ids.begin(), ids.end());
+    } else {
+      const int64_t begin = Pick(0, tokens);
+      fetch.range = {begin, Pick(Chance(95) ? begin : 0, tokens + (Chance(5) ? 1 : 0))};
     }
     return fetch;
   }
 
  private:
-  void Select(v1::Query& query) {
-    v1::Select& select = *query.mutable_select();
+  select::Selection Selection() {
     const int64_t tokens = context_.spec().tokens;
-    switch (Pick(0, 9)) {
+    const int64_t max_rows = Chance(10) ? Pick(0, tokens) : 0;
+    switch (Pick(0, 8)) {
       case 0:
-        select.set_all(Chance(95));
-        break;
+        return select::All();
       case 1:
-        select.set_range(static_cast<float>(Pick(-1, 30)) * 0.3f);
-        break;
+        return select::Range{static_cast<float>(Pick(-1, 30)) * 0.3f, max_rows};
       case 2:
-        select.set_mass(static_cast<float>(Pick(0, 21)) * 0.05f);
-        break;
-      case 3:
-        query.clear_select();
-        return;
+        return select::Mass{static_cast<float>(Pick(0, 21)) * 0.05f, max_rows};
       default:
-        select.set_top_k(Chance(90) ? Pick(1, 60) : Pick(0, tokens + 1));
+        select::TopK top_k{Chance(90) ? Pick(1, 60) : Pick(0, tokens + 1)};
         for (int64_t head = 0; Chance(20) && head < shape_.kv_heads; ++head)
-          query.add_head_top_k(Pick(1, std::max<int64_t>(1, select.top_k())));
+          top_k.of_head.push_back(Pick(1, std::max<int64_t>(1, top_k.rows)));
+        return top_k;
     }
-    if (Chance(10)) select.set_max_rows(Pick(0, tokens));
   }
 
-  void Hold(v1::Query& query) {
-    v1::HeldRows& held = *query.add_held();
-    held.set_kv_head(static_cast<uint32_t>(Pick(0, shape_.kv_heads - (Chance(95) ? 1 : 0))));
-    for (int64_t i = Pick(0, 60); i > 0; --i) held.add_steps(static_cast<uint64_t>(Pick(1, 14)));
-  }
-
-  void Spoil(v1::Query& query) {
-    if (Chance(2)) query.set_want(v1::WANT_UNSPECIFIED);
-    if (Chance(2)) query.mutable_queries()->set_dtype(v1::Tensor::BF16);
-    if (Chance(2)) query.mutable_queries()->add_shape(1);
-    if (Chance(2)) query.mutable_queries()->mutable_data()->append("x");
+  // Of one KV head.
+  void Hold(retrieval::Query& query) {
+    query.held.resize(static_cast<size_t>(shape_.kv_heads));
+    std::vector<Position>& rows = query.held[static_cast<size_t>(Pick(0, shape_.kv_heads - 1))];
+    Position last = 0;
+    for (int64_t i = Pick(1, 60); i > 0; --i) {
+      last += Pick(1, 14);
+      if (last < context_.spec().tokens) rows.push_back(last);
+    }
   }
 
   const RandomContext& context_;
@@ -497,17 +502,31 @@ class Asker {
 };
 
 // What may differ: times, and where an operator finds an error in a server's log.
-std::string Comparable(const absl::StatusOr<Parts>& taken) {
+std::string Comparable(const absl::StatusOr<Parts>& taken, size_t row_bytes) {
   if (!taken.ok()) {
     const std::vector<std::string> message =
         absl::StrSplit(std::string(taken.status().message()), " [session ");
     return absl::StrCat(absl::StatusCodeToString(taken.status().code()), ": ", message[0]);
   }
   std::string all;
-  for (v1::SessionReply part : *taken) {
-    part.mutable_query()->mutable_statistics()->clear_queue_us();
-    part.mutable_query()->mutable_statistics()->clear_search_us();
-    absl::StrAppend(&all, part.SerializeAsString(), "|");
+  const auto add = [&](const void* numbers, size_t bytes) {
+    absl::StrAppend(&all, bytes, ":", absl::string_view(static_cast<const char*>(numbers), bytes),
+                    " ");
+  };
+  for (const retrieval::Part& part : *taken) {
+    const retrieval::QueryStatistics& counted = part.statistics;
+    absl::StrAppend(&all, "part last=", part.last, " candidates=", counted.candidates,
+                    " visited=", counted.visited, " rows=", counted.rows);
+    for (const retrieval::Piece& piece : part.pieces) {
+      absl::StrAppend(&all, " token=", piece.token, " head=", piece.kv_head.value(), " ");
+      add(piece.ids.data(), piece.ids.size() * 8);
+      add(piece.scores.data(), piece.scores.size() * 4);
+      for (const auto& span : {piece.out, piece.lse, piece.zone_lse, piece.rest})
+        add(span.data(), span.size() * 4);
+      // One behind the other.
+      for (const auto* rows : {&piece.k, &piece.v})
+        add(rows->empty() ? nullptr : rows->front(), rows->size() * row_bytes);
+    }
   }
   return all;
 }
@@ -515,15 +534,16 @@ std::string Comparable(const absl::StatusOr<Parts>& taken) {
 class Comparison {
  public:
   Comparison(World& world, uint64_t seed) : asker_(world.context(), seed) {
-    std::string opened;
     for (const Way way : kWays) {
       clients_.push_back(world.Client(way));
-      v1::Open open = world.Opening();
-      open.set_query_drift(true);
-      const auto reply = clients_.back()->Open(open);
-      CARREL_EXPECT_OK(reply);
-      if (way == Way::kGrpc) opened = reply->SerializeAsString();
-      EXPECT_EQ(reply->SerializeAsString(), opened) << NameOf(way);
+      retrieval::OpenRequest open = world.Opening();
+      open.query_drift = true;
+      const auto opened = clients_.back()->Open(open);
+      CARREL_EXPECT_OK(opened);
+      if (way == Way::kGrpc) opened_ = *opened;
+      EXPECT_EQ(opened->manifest, opened_.manifest) << NameOf(way);
+      EXPECT_EQ(opened->query_drift, opened_.query_drift) << NameOf(way);
+      EXPECT_EQ(opened->zone, opened_.zone) << NameOf(way);
     }
   }
 
@@ -532,8 +552,8 @@ class Comparison {
     std::vector<RequestId> ids;
     for (int64_t i = asker_.Pick(1, 5); i > 0; --i) {
       const bool fetches = asker_.Chance(20);
-      const v1::FetchRows fetch = fetches ? asker_.Fetch() : v1::FetchRows();
-      const v1::Query query = fetches ? v1::Query() : asker_.Query(candidates_);
+      const retrieval::Fetch fetch = fetches ? asker_.Fetch() : retrieval::Fetch();
+      const retrieval::Query query = fetches ? retrieval::Query() : asker_.Query(candidates_);
       for (const auto& client : clients_) {
         const auto id = fetches ? client->Send(fetch) : client->Send(query);
         CARREL_ASSERT_OK(id);
@@ -543,7 +563,7 @@ class Comparison {
           EXPECT_EQ(*id, ids.back());
         }
       }
-      if (query.speculative() && query.want() == v1::IDS) candidates_.push_back(ids.back());
+      if (query.keeps_candidates()) candidates_.push_back(ids.back());
       if (candidates_.size() > 10) candidates_.pop_front();
     }
     for (size_t i = ids.size() - 1; i > 0; --i)
@@ -557,7 +577,8 @@ class Comparison {
           continue;
         }
         const absl::StatusOr<Parts> taken = Take(*clients_[c], id);
-        const std::string answer = Comparable(taken);
+        const std::string answer =
+            Comparable(taken, static_cast<size_t>(opened_.context.shape.head_dim) * 2);
         if (c == 0) {
           (taken.ok() ? answered_ : refused_)++;
           first = answer;
@@ -569,7 +590,6 @@ class Comparison {
 
   void Finish() {
     for (size_t c = 0; c < clients_.size(); ++c) {
-      EXPECT_EQ(clients_[c]->bytes_sent(), clients_[0]->bytes_sent()) << NameOf(kWays[c]);
       EXPECT_FALSE(clients_[c]->broken());
     }
   }
@@ -578,7 +598,8 @@ class Comparison {
 
  private:
   Asker asker_;
-  std::vector<std::unique_ptr<StoreClient>> clients_;  // in the order of kWays
+  std::vector<std::unique_ptr<retrieval::Session>> clients_;  // in the order of kWays
+  retrieval::Opened opened_;
   std::deque<RequestId> candidates_;
   int64_t answered_ = 0, refused_ = 0;
 };

@@ -15,6 +15,7 @@
 #include "common/json.h"
 #include "common/status.h"
 #include "decoder/plan/way.h"
+#include "library/layer_times.h"
 #include "model/digest_cache.h"
 #include "nlohmann/json.hpp"
 
@@ -23,7 +24,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kVersion = 1;
+constexpr int64_t kVersion = 2;
 constexpr double kMostSeconds = 10;
 
 // Of this process: a plan stays as it is while the process lives, whoever measures meanwhile.
@@ -52,6 +53,13 @@ void Keep(const decoder::Rates& rates, const std::string& path) {
   if (!WriteFileAtomically(own, RatesToText(rates)).ok()) return;
   fs::rename(own, path, error);
   if (error) fs::remove(own, error);
+}
+
+absl::StatusOr<decoder::Rates> Measure(model::Device device, const AttentionShape& shape,
+                                       ThreadPool* pool) {
+  return decoder::MeasureRates(device, shape, pool, [&](int64_t zone_rows, int64_t budget) {
+    return TimeHostLayer(shape, zone_rows, budget, pool);
+  });
 }
 
 }  // namespace
@@ -112,7 +120,7 @@ absl::StatusOr<std::shared_ptr<const decoder::Rates>> MachineRates(model::Device
       rates = std::make_shared<const decoder::Rates>(*std::move(kept));
   }
   if (rates == nullptr && (device == model::Device::kCuda || !path.empty())) {
-    absl::StatusOr<decoder::Rates> measured = decoder::MeasureRates(device, shape, pool);
+    absl::StatusOr<decoder::Rates> measured = Measure(device, shape, pool);
     if (measured.ok()) {
       Keep(*measured, path);
       rates = std::make_shared<const decoder::Rates>(*std::move(measured));
@@ -131,7 +139,7 @@ absl::StatusOr<std::shared_ptr<const decoder::Rates>> MeasureMachine(model::Devi
                                                                      const AttentionShape& shape,
                                                                      ThreadPool* pool,
                                                                      std::string* path) {
-  ASSIGN_OR_RETURN(decoder::Rates measured, decoder::MeasureRates(device, shape, pool));
+  ASSIGN_OR_RETURN(decoder::Rates measured, Measure(device, shape, pool));
   const std::string kept = PathOf(measured.machine);
   Keep(measured, kept);
   if (path != nullptr) *path = kept;

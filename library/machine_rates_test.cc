@@ -7,6 +7,7 @@
 #include <string>
 
 #include "common/test_util.h"
+#include "library/layer_times.h"
 
 namespace carrel::library {
 namespace {
@@ -44,7 +45,7 @@ TEST(RatesTextTest, WhatIsNone_NamesTheFileAndTheField) {
     EXPECT_FALSE(read.ok()) << changed;
     return std::string(read.status().message());
   };
-  EXPECT_THAT(refused("\"version\": 1", "\"version\": 2"), HasSubstr("version=2"));
+  EXPECT_THAT(refused("\"version\": 2", "\"version\": 3"), HasSubstr("version=3"));
   EXPECT_THAT(refused("\"store-dense\"", "\"shop\""), HasSubstr("store-dense"));
   EXPECT_THAT(refused("\"fixed_s\": ", "\"fixed_s\": -"), HasSubstr("fixed_s"));
   EXPECT_THAT(refused("\"machine\": \"", "\"machine\": 3, \"x\": \""), HasSubstr("x.rates"));
@@ -62,6 +63,26 @@ TEST(RatesTextTest, AnyBytes_AreReadOrRefused) {
     if (!read.ok()) continue;
     for (const decoder::WayRate& rate : read->ways) EXPECT_GE(rate.Seconds(1, 1), 0);
   }
+}
+
+// What is measured is of the order of what the bytes say, on any machine.
+TEST(MeasureRatesTest, OfACpu_AreThere) {
+  ThreadPool pool(1);
+  const AttentionShape shape{4, 4, 2, 64};
+  const auto rates = decoder::MeasureRates(model::Device::kCpu, shape, &pool,
+                                           [&](int64_t zone_rows, int64_t budget) {
+                                             return TimeHostLayer(shape, zone_rows, budget, &pool);
+                                           });
+  CARREL_ASSERT_OK(rates);
+  constexpr decoder::Way kHost{decoder::Place::kHost, false}, kStore{decoder::Place::kStore, false},
+      kStoreDense{decoder::Place::kStore, true}, kDeviceDense{decoder::Place::kDevice, true};
+  EXPECT_TRUE(rates->of(kHost).measured);
+  EXPECT_FALSE(rates->of(kStore).measured);
+  for (const decoder::Way& way : {kHost, kStore, kStoreDense}) {
+    EXPECT_GT(rates->of(way).Seconds(16384, 256), 0);
+    EXPECT_LT(rates->of(way).Seconds(16384, 256), 1);
+  }
+  EXPECT_FALSE(rates->of(kDeviceDense).measured);
 }
 
 }  // namespace

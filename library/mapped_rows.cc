@@ -85,22 +85,11 @@ class MappedRows final : public decoder::HostRows {
   int64_t tokens() const override { return static_cast<int64_t>(context_->manifest().tokens()); }
   const HeadView& At(Layer layer, KvHead head) const override { return heads_[Index(layer, head)]; }
   bool has_summaries() const override { return context_->manifest().summary_rows() > 0; }
-  absl::Status EstimateRest(const decoder::RestRequest& request) const override {
-    const size_t i = Index(request.layer, request.head);
+  absl::Status EstimateRest(Layer layer, KvHead head,
+                            const retrieval::EstimateRequest& request) const override {
+    const size_t i = Index(layer, head);
     thread_local kvstore::EstimateScratch scratch;
-    kvstore::EstimateParams params;
-    params.queries = request.q;
-    params.group = request.group;
-    params.scale = request.scale;
-    params.zone = request.zone;
-    params.values = &mapped_[2 * i + 1];
-    params.selected = request.selected;
-    params.scores = request.scores;
-    params.bound = request.bound;
-    params.pool = request.pool;
-    params.out = request.out;
-    params.lse = request.lse;
-    return kvstore::EstimateRest(summaries_[i], params, scratch);
+    return kvstore::EstimateRest(summaries_[i], mapped_[2 * i + 1], request, scratch);
   }
   kernels::SummarySegments SummarySegmentsOf(RowRange zone) const override {
     return kvstore::SummarySegmentsOf(summaries_.front().layout(), zone);

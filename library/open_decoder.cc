@@ -7,12 +7,12 @@
 #include "carrel/v1/context.pb.h"
 #include "common/machine_memory.h"
 #include "common/status.h"
-#include "decoder/client/store_client.h"
 #include "decoder/plan/plan_options.h"
 #include "decoder/select/host_rows.h"
 #include "kvstore/service/context_client.h"
 #include "library/machine_rates.h"
 #include "library/mapped_rows.h"
+#include "retrieval/session.h"
 
 namespace carrel::library {
 namespace {
@@ -57,7 +57,7 @@ absl::StatusOr<decoder::PlanOptions> PlanOptionsOf(const DecoderSpec& spec,
   if (spec.folder.empty()) {
     host = "the rows lie at a server";
   } else if (!cuda && !spec.way.has_value()) {
-    host = "opening it reads and checks every row, which takes longer than an answer gains";
+    host = "the store in this process answers from the same rows, by the context's index";
   }
   if (!cuda) {
     device = "the model runs on the CPU";
@@ -130,7 +130,7 @@ absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(
              (decoder::TakesHostRows(config, spec.device) && !spec.folder.empty())) {
     ASSIGN_OR_RETURN(open->rows_, MapContextRows(spec.folder, spec.context, pool));
   }
-  ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client, open->store_->NewClient(pool));
+  ASSIGN_OR_RETURN(std::unique_ptr<retrieval::Session> client, open->store_->NewClient(pool));
   absl::StatusOr<std::unique_ptr<decoder::Decoder>> made = decoder::Decoder::Open(
       open->checkpoint_, std::move(client), spec.context, config, pool, spec.device, open->rows_);
   if (!made.ok()) return open->Confirm(made.status());

@@ -56,15 +56,15 @@ class Servers {
  public:
   explicit Servers(const StoreAddress& address) : address_(address), choice_(AllOf(address)) {}
 
-  absl::StatusOr<std::unique_ptr<decoder::StoreClient>> Connect(absl::Duration within,
-                                                                const std::string& context,
-                                                                std::string* took) {
+  absl::StatusOr<std::unique_ptr<retrieval::Session>> Connect(absl::Duration within,
+                                                              const std::string& context,
+                                                              std::string* took) {
     RETURN_IF_ERROR(CheckDescriptorsOfGrpc());
     // It broke, or it refused: not the same again at once.
     if (!took->empty()) choice_.Failed(*took);
     const absl::Time until = absl::Now() + within;
     const std::vector<std::string> order = choice_.For(context);
-    absl::StatusOr<std::unique_ptr<decoder::StoreClient>> client;
+    absl::StatusOr<std::unique_ptr<retrieval::Session>> client;
     for (size_t i = 0; i < order.size(); ++i) {
       const bool last = i + 1 == order.size();
       const absl::Duration left = until - absl::Now();
@@ -121,10 +121,9 @@ class Servers {
   }
 
   // patient: a server that does not answer now may come within the time.
-  absl::StatusOr<std::unique_ptr<decoder::StoreClient>> ConnectBy(const std::string& server,
-                                                                  absl::Duration within,
-                                                                  bool patient,
-                                                                  const std::string& context) {
+  absl::StatusOr<std::unique_ptr<retrieval::Session>> ConnectBy(const std::string& server,
+                                                                absl::Duration within, bool patient,
+                                                                const std::string& context) {
     const absl::Time until = absl::Now() + within;
     if (const std::string itself = Located(server, within, context);
         !itself.empty() && itself != server) {
@@ -135,10 +134,9 @@ class Servers {
     return ConnectTo(server, until - absl::Now(), patient, context);
   }
 
-  absl::StatusOr<std::unique_ptr<decoder::StoreClient>> ConnectTo(const std::string& server,
-                                                                  absl::Duration within,
-                                                                  bool patient,
-                                                                  const std::string& context) {
+  absl::StatusOr<std::unique_ptr<retrieval::Session>> ConnectTo(const std::string& server,
+                                                                absl::Duration within, bool patient,
+                                                                const std::string& context) {
     ASSIGN_OR_RETURN(const ServerLogin login, address_.LoginTo(server));
     return decoder::ConnectToStore(server, within, login, address_.request_timeout, context,
                                    patient);
@@ -240,7 +238,7 @@ class RemoteStore final : public StoreAccess {
   explicit RemoteStore(const StoreAddress& address)
       : servers_(std::make_shared<Servers>(address)) {}
 
-  absl::StatusOr<std::unique_ptr<decoder::StoreClient>> NewClient(ThreadPool*) override {
+  absl::StatusOr<std::unique_ptr<retrieval::Session>> NewClient(ThreadPool*) override {
     const StoreAddress& address = servers_->address();
     return decoder::MakeResumingClient(
         {.connect =

@@ -1,3 +1,5 @@
+#include "retrieval/session.h"
+
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -5,10 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "carrel/retrieval.h"
-#include "carrel/v1/retrieval.pb.h"
+#include "carrel/v1/context.pb.h"
 #include "common/status.h"
-#include "decoder/client/store_client.h"
-#include "decoder/client/wire.h"
 #include "kvstore/service/context_client.h"
 #include "library/handles.h"
 #include "library/status.h"
@@ -17,38 +17,35 @@ namespace carrel {
 namespace library {
 namespace {
 
-template <typename T>
-void Append(const v1::Tensor& tensor, std::vector<T>& out) {
-  const size_t before = out.size(), count = tensor.data().size() / sizeof(T);
-  out.resize(before + count);
-  if (count > 0) std::memcpy(out.data() + before, tensor.data().data(), count * sizeof(T));
-}
-
-v1::Want WireWant(Want want) {
+retrieval::Want Wanted(Want want) {
   switch (want) {
     case Want::kScores:
-      return v1::IDS;
+      return retrieval::Want::kIds;
     case Want::kRows:
-      return v1::ROWS;
+      return retrieval::Want::kRows;
     case Want::kValues:
-      return v1::VALUES;
+      return retrieval::Want::kValues;
     case Want::kAttend:
-      return v1::ATTEND;
+      break;
   }
-  return v1::WANT_UNSPECIFIED;
+  return retrieval::Want::kAttend;
 }
 
-void SetSelect(const Selection& selection, v1::Select& select) {
-  if (const auto* top_k = std::get_if<TopK>(&selection)) {
-    select.set_top_k(top_k->rows);
-  } else if (const auto* range = std::get_if<Range>(&selection)) {
-    select.set_range(range->below);
-    select.set_max_rows(range->max_rows);
-  } else if (const auto* mass = std::get_if<Mass>(&selection)) {
-    select.set_mass(mass->share);
-    select.set_max_rows(mass->max_rows);
-  } else {
-    select.set_all(true);
+select::Selection Selected(const Selection& selection) {
+  if (const auto* top_k = std::get_if<TopK>(&selection)) return select::TopK{top_k->rows};
+  if (const auto* range = std::get_if<Range>(&selection))
+    return select::Range{range->below, range->max_rows};
+  if (const auto* mass = std::get_if<Mass>(&selection))
+    return select::Mass{mass->share, mass->max_rows};
+  return select::All();
+}
+
+template <typename T>
+void Append(const std::vector<const void*>& rows, int64_t head_dim, std::vector<T>& out) {
+  const auto count = static_cast<size_t>(head_dim);
+  for (const void* row : rows) {
+    out.resize(out.size() + count);
+    std::memcpy(out.data() + out.size() - count, row, count * sizeof(T));
   }
 }
 
@@ -69,16 +66,19 @@ class Gathered {
     }
   }
 
-  absl::Status Add(const v1::HeadResult& part) {
-    const int64_t i = int64_t{part.token()} * context_.kv_heads + part.kv_head();
-    if (part.kv_head() >= static_cast<uint32_t>(context_.kv_heads) ||
-        i >= static_cast<int64_t>(heads_.size())) {
-      return absl::DataLossError(absl::StrCat("reply: token ", part.token(), ", kv_head ",
-                                              part.kv_head(), " were not asked for"));
+  absl::Status Add(const retrieval::Piece& piece) {
+    const int64_t i = piece.token * context_.kv_heads + piece.kv_head.value();
+    if (piece.kv_head.value() >= context_.kv_heads || i >= static_cast<int64_t>(heads_.size())) {
+      return absl::DataLossError(absl::StrCat("reply: token ", piece.token, ", kv_head ",
+                                              piece.kv_head.value(), " were not asked for"));
     }
     HeadResult& head = heads_[static_cast<size_t>(i)];
-    if (want_ == Want::kAttend) return AddAttention(part, head);
-    return AddRows(part, head, scores_[static_cast<size_t>(i)]);
+    if (want_ != Want::kAttend) return AddRows(piece, head, scores_[static_cast<size_t>(i)]);
+    if (piece.out.empty() || piece.lse.empty())
+      return absl::DataLossError("reply: without out or lse");
+    head.out.assign(piece.out.begin(), piece.out.end());
+    head.lse.assign(piece.lse.begin(), piece.lse.end());
+    return absl::OkStatus();
   }
 
   absl::StatusOr<std::vector<HeadResult>> Finish() && {
@@ -95,43 +95,35 @@ class Gathered {
   }
 
  private:
-  absl::Status AddAttention(const v1::HeadResult& part, HeadResult& head) const {
-    RETURN_IF_ERROR(decoder::CheckFloats(part.out(), {group_, context_.head_dim}, "out"));
-    RETURN_IF_ERROR(decoder::CheckFloats(part.lse(), {group_}, "lse"));
-    head.out.clear();
-    head.lse.clear();
-    Append(part.out(), head.out);
-    Append(part.lse(), head.lse);
-    return absl::OkStatus();
-  }
-
   // A head's rows may come in several parts.
-  absl::Status AddRows(const v1::HeadResult& part, HeadResult& head,
+  absl::Status AddRows(const retrieval::Piece& piece, HeadResult& head,
                        std::vector<std::vector<float>>& scores) const {
-    const int64_t rows = decoder::Dimension(part.ids(), 0), d = context_.head_dim;
-    RETURN_IF_ERROR(decoder::CheckIds(part.ids(), {rows}, "ids"));
-    const size_t first = head.ids.size();
-    Append(part.ids(), head.ids);
-    for (size_t i = first; i < head.ids.size(); ++i) {
-      if (head.ids[i] >= zone_.begin && head.ids[i] < zone_.end) continue;
-      return absl::DataLossError(absl::StrCat("reply: row ", head.ids[i], " is outside the zone [",
+    const auto rows = static_cast<int64_t>(piece.ids.size());
+    for (const Position id : piece.ids) {
+      if (id >= zone_.begin && id < zone_.end) continue;
+      return absl::DataLossError(absl::StrCat("reply: row ", id, " is outside the zone [",
                                               zone_.begin, ", ", zone_.end, ")"));
     }
+    const auto lacks = [&](size_t count, int64_t expected, const char* what) {
+      return absl::DataLossError(
+          absl::StrCat("reply: ", count, " ", what, ", expected ", expected));
+    };
+    head.ids.insert(head.ids.end(), piece.ids.begin(), piece.ids.end());
     if (want_ != Want::kRows) {
-      RETURN_IF_ERROR(decoder::CheckFloats(part.scores(), {group_, rows}, "scores"));
-      std::vector<float> all;
-      Append(part.scores(), all);
+      if (static_cast<int64_t>(piece.scores.size()) != group_ * rows)
+        return lacks(piece.scores.size(), group_ * rows, "scores");
       for (int64_t h = 0; h < group_; ++h) {
-        scores[static_cast<size_t>(h)].insert(scores[static_cast<size_t>(h)].end(),
-                                              all.begin() + h * rows, all.begin() + (h + 1) * rows);
+        std::vector<float>& to = scores[static_cast<size_t>(h)];
+        to.insert(to.end(), piece.scores.begin() + h * rows, piece.scores.begin() + (h + 1) * rows);
       }
     } else {
-      RETURN_IF_ERROR(decoder::CheckBf16(part.k(), {rows, d}, "K rows"));
-      Append(part.k(), head.k);
+      if (static_cast<int64_t>(piece.k.size()) != rows)
+        return lacks(piece.k.size(), rows, "K rows");
+      Append(piece.k, context_.head_dim, head.k);
     }
     if (want_ == Want::kScores) return absl::OkStatus();
-    RETURN_IF_ERROR(decoder::CheckBf16(part.v(), {rows, d}, "V rows"));
-    Append(part.v(), head.v);
+    if (static_cast<int64_t>(piece.v.size()) != rows) return lacks(piece.v.size(), rows, "V rows");
+    Append(piece.v, context_.head_dim, head.v);
     return absl::OkStatus();
   }
 
@@ -145,7 +137,7 @@ class Gathered {
 
 class SessionHandle final : public Session {
  public:
-  SessionHandle(std::shared_ptr<Store> store, std::unique_ptr<decoder::StoreClient> client,
+  SessionHandle(std::shared_ptr<Store> store, std::unique_ptr<retrieval::Session> client,
                 ContextInfo context, RowRange zone, int64_t max_fetch_rows)
       : store_(std::move(store)),
         client_(std::move(client)),
@@ -189,15 +181,14 @@ class SessionHandle final : public Session {
                                                      " numbers are not [tokens, ", context_.q_heads,
                                                      ", ", context_.head_dim, "]"));
     }
-    v1::Query wire;
-    wire.set_layer(static_cast<uint32_t>(query.layer));
-    decoder::SetFloats(query.queries.data(),
-                       {floats / per_token, context_.q_heads, context_.head_dim},
-                       wire.mutable_queries());
-    SetSelect(query.select, *wire.mutable_select());
-    wire.set_want(WireWant(query.want));
-    wire.set_estimate(query.estimate);
-    ASSIGN_OR_RETURN(const decoder::RequestId id, client_->Send(std::move(wire)));
+    retrieval::Query asked;
+    asked.layer = Layer(query.layer);
+    asked.tokens = floats / per_token;
+    asked.queries.assign(query.queries.begin(), query.queries.end());
+    asked.selection = Selected(query.select);
+    asked.want = Wanted(query.want);
+    asked.estimate = query.estimate;
+    ASSIGN_OR_RETURN(const retrieval::RequestId id, client_->Send(std::move(asked)));
     asked_[id] = {floats / per_token, query.want};
     return id;
   }
@@ -210,10 +201,10 @@ class SessionHandle final : public Session {
     Gathered gathered(context_, asked->second.tokens, asked->second.want, zone_);
     asked_.erase(asked);
     for (bool last = false; !last;) {
-      ASSIGN_OR_RETURN(const v1::SessionReply reply, client_->Next(id));
-      last = reply.last();
-      for (const v1::HeadResult& part : reply.query().heads()) {
-        const absl::Status added = gathered.Add(part);
+      ASSIGN_OR_RETURN(const retrieval::Part part, client_->Next(id));
+      last = part.last;
+      for (const retrieval::Piece& piece : part.pieces) {
+        const absl::Status added = gathered.Add(piece);
         if (added.ok()) continue;
         if (!last) client_->Forget(id);
         return added;
@@ -239,29 +230,31 @@ class SessionHandle final : public Session {
 
   absl::Status FetchSome(int32_t layer, std::span<const int64_t> ids, size_t at, size_t head,
                          Rows& rows) {
-    v1::FetchRows fetch;
-    fetch.set_layer(static_cast<uint32_t>(layer));
-    for (const int64_t id : ids) fetch.mutable_ids()->add_id(id);
-    ASSIGN_OR_RETURN(const decoder::RequestId id, client_->Send(std::move(fetch)));
-    const int64_t d = context_.head_dim;
+    retrieval::Fetch fetch;
+    fetch.layer = Layer(layer);
+    fetch.by_ids = true;
+    fetch.ids.assign(ids.begin(), ids.end());
+    ASSIGN_OR_RETURN(const retrieval::RequestId id, client_->Send(std::move(fetch)));
+    const size_t row_bytes = static_cast<size_t>(context_.head_dim) * sizeof(rows.k[0]);
     std::vector<int64_t> seen(static_cast<size_t>(context_.kv_heads), 0);
     for (bool last = false; !last;) {
-      ASSIGN_OR_RETURN(const v1::SessionReply reply, client_->Next(id));
-      last = reply.last();
-      for (const auto& block : reply.fetch_rows().blocks()) {
-        const int64_t count = decoder::Dimension(block.k(), 0);
-        RETURN_IF_ERROR(decoder::CheckBf16(block.k(), {count, d}, "K rows"));
-        RETURN_IF_ERROR(decoder::CheckBf16(block.v(), {count, d}, "V rows"));
-        const size_t h = block.kv_head();
-        if (h >= seen.size() || block.first() != seen[h] ||
+      ASSIGN_OR_RETURN(const retrieval::Part part, client_->Next(id));
+      last = part.last;
+      for (const retrieval::Piece& piece : part.pieces) {
+        const auto count = static_cast<int64_t>(piece.k.size());
+        const auto h = static_cast<size_t>(piece.kv_head.value());
+        if (h >= seen.size() || piece.first_row != seen[h] || piece.v.size() != piece.k.size() ||
             seen[h] + count > static_cast<int64_t>(ids.size())) {
           return absl::DataLossError(absl::StrCat("fetch: layer ", layer, ", kv_head ", h,
-                                                  ": rows from ", block.first(),
+                                                  ": rows from ", piece.first_row,
                                                   " on do not continue what came before"));
         }
-        const size_t to = h * head + at + static_cast<size_t>(block.first() * d);
-        std::memcpy(rows.k.data() + to, block.k().data().data(), block.k().data().size());
-        std::memcpy(rows.v.data() + to, block.v().data().data(), block.v().data().size());
+        const size_t to = h * head + at + static_cast<size_t>(piece.first_row * context_.head_dim);
+        for (size_t j = 0; j < piece.k.size(); ++j) {
+          const size_t row = to + j * static_cast<size_t>(context_.head_dim);
+          std::memcpy(rows.k.data() + row, piece.k[j], row_bytes);
+          std::memcpy(rows.v.data() + row, piece.v[j], row_bytes);
+        }
         seen[h] += count;
       }
     }
@@ -273,30 +266,32 @@ class SessionHandle final : public Session {
   }
 
   const std::shared_ptr<Store> store_;
-  const std::unique_ptr<decoder::StoreClient> client_;
+  const std::unique_ptr<retrieval::Session> client_;
   const ContextInfo context_;
   const RowRange zone_;
   const int64_t max_fetch_rows_;  // of one request, over its heads
   std::map<uint64_t, Asked> asked_;
 };
 
-absl::StatusOr<std::unique_ptr<Session>> OpenSession(std::shared_ptr<Store> store, v1::Open open,
+absl::StatusOr<std::unique_ptr<Session>> OpenSession(std::shared_ptr<Store> store,
+                                                     retrieval::OpenRequest open,
                                                      const SessionOptions& options) {
-  open.set_sink(options.sink);
-  open.set_local(options.local);
-  ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client,
+  open.sink = options.sink;
+  open.local = options.local;
+  ASSIGN_OR_RETURN(std::unique_ptr<retrieval::Session> client,
                    StoreHandle::Of(*store).access()->NewClient(/*pool=*/nullptr));
-  ASSIGN_OR_RETURN(const v1::OpenReply opened, client->Open(open));
-  ContextInfo context = Describe(opened.manifest());
+  ASSIGN_OR_RETURN(const retrieval::Opened opened, client->Open(open));
+  v1::Manifest manifest;
+  ContextInfo context;
+  if (manifest.ParseFromString(opened.manifest)) context = Describe(manifest);
   if (context.layers < 1 || context.kv_heads < 1 || context.head_dim < 1 ||
       context.q_heads % context.kv_heads != 0) {
     return absl::DataLossError(absl::StrCat(
-        "context \"", open.context(), "\": the store describes no attention: ", context.layers,
+        "context \"", open.context, "\": the store describes no attention: ", context.layers,
         " layers, ", context.q_heads, " q heads, ", context.kv_heads, " KV heads"));
   }
   return std::make_unique<SessionHandle>(std::move(store), std::move(client), std::move(context),
-                                         RowRange{opened.zone_begin(), opened.zone_end()},
-                                         opened.limits().max_fetch_rows());
+                                         opened.zone, opened.limits.max_fetch_rows);
 }
 
 absl::StatusOr<std::unique_ptr<Session>> OpenForModel(std::shared_ptr<Store> store,
@@ -304,14 +299,10 @@ absl::StatusOr<std::unique_ptr<Session>> OpenForModel(std::shared_ptr<Store> sto
                                                       const Model& model,
                                                       const SessionOptions& options) {
   if (store == nullptr) return absl::InvalidArgumentError("a session needs a store");
-  v1::Open open;
-  open.set_context(context);
-  for (const auto& [name, value] : ModelHandle::Of(model).loaded()->checkpoint().fingerprint) {
-    v1::Fingerprint::Field& field = *open.mutable_fingerprint()->add_fields();
-    field.set_name(name);
-    field.set_value(value);
-  }
-  return OpenSession(std::move(store), std::move(open), options);
+  return OpenSession(std::move(store),
+                     {.context = context,
+                      .fingerprint = ModelHandle::Of(model).loaded()->checkpoint().fingerprint},
+                     options);
 }
 
 // The engine vouches for its model: the context's own fingerprint is presented.
@@ -327,11 +318,10 @@ absl::StatusOr<std::unique_ptr<Session>> OpenForContent(std::shared_ptr<Store> s
                                                    kDigits));
   }
   ASSIGN_OR_RETURN(const auto client, StoreHandle::Of(*store).access()->NewContextClient());
-  ASSIGN_OR_RETURN(v1::Manifest manifest, client->Get(context));
-  v1::Open open;
-  open.set_context(context);
-  open.set_content_id(content_id);
-  *open.mutable_fingerprint() = std::move(*manifest.mutable_fingerprint());
+  ASSIGN_OR_RETURN(const v1::Manifest manifest, client->Get(context));
+  retrieval::OpenRequest open{.context = context, .content_id = content_id};
+  for (const auto& field : manifest.fingerprint().fields())
+    open.fingerprint.emplace_back(field.name(), field.value());
   return OpenSession(std::move(store), std::move(open), options);
 }
 

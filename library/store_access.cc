@@ -11,7 +11,6 @@
 #include "absl/time/time.h"
 #include "common/file.h"
 #include "common/status.h"
-#include "decoder/client/store_client.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/format/manifest.h"
 #include "kvstore/service/context_client.h"
@@ -22,6 +21,7 @@
 #include "library/embedded_client.h"
 #include "library/quiet_log.h"
 #include "library/remote_store.h"
+#include "retrieval/session.h"
 
 namespace carrel::library {
 namespace {
@@ -54,7 +54,7 @@ class EmbeddedStore final : public StoreAccess {
     if (server_ != nullptr) server_->Drain(kDeadline);
   }
 
-  absl::StatusOr<std::unique_ptr<decoder::StoreClient>> NewClient(ThreadPool* pool) override {
+  absl::StatusOr<std::unique_ptr<retrieval::Session>> NewClient(ThreadPool* pool) override {
     return MakeEmbeddedClient(engine_.get(), pool);
   }
   absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> NewContextClient(

@@ -1,4 +1,4 @@
-// What:      a store for whoever decodes: remote at an address, or embedded: opened in this process,
+// What:      a store for decoders: remote at an address, or embedded: opened in this process,
 //            where sessions need no gRPC (embedded_client.h) and contexts are managed through the
 //            same service over a channel inside the process, which is started when it is first asked
 //            for. With these and mapped_rows.h the only places that join decoder/ and kvstore/.
@@ -20,8 +20,8 @@
 #include "kvstore/engine/context_source.h"
 #include "kvstore/storage/store.h"
 
-namespace carrel::decoder {
-class StoreClient;
+namespace carrel::retrieval {
+class Session;
 }
 namespace carrel::kvstore {
 class ContextClient;
@@ -40,7 +40,7 @@ struct StoreAddress {
   absl::Duration retry_for = absl::ZeroDuration();
   // Of the same: how long the answer to one of their requests is waited for.
   absl::Duration request_timeout = absl::Minutes(2);
-  // Told when such a store is gone, and when it is back; null: nobody.
+  // Told when such a store is gone, and when it is back; null: no callback.
   std::function<void(const std::string&)> tell;
   // Of --server.
   TlsFiles tls;  // certificate and key: our own
@@ -60,7 +60,7 @@ class StoreAccess {
   virtual ~StoreAccess() = default;
 
   // pool: counts for an embedded store only (MakeEmbeddedClient); null, or outlives the client.
-  virtual absl::StatusOr<std::unique_ptr<decoder::StoreClient>> NewClient(ThreadPool* pool) = 0;
+  virtual absl::StatusOr<std::unique_ptr<retrieval::Session>> NewClient(ThreadPool* pool) = 0;
   // context: that calls are about, where there are several servers; empty: any.
   virtual absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> NewContextClient(
       const std::string& context) = 0;

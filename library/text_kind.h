@@ -1,4 +1,4 @@
-// What:   bytes that somebody gives as a text, taken as UTF-8. UTF-16 and UTF-32 that say so by a byte order
+// What:   bytes that are given as a text, taken as UTF-8. UTF-16 and UTF-32 that say so by a byte order
 //         mark are converted, and UTF-8's mark is left out. What is no text (a PDF, an archive, a picture,
 //         NULs, another encoding) is refused by its name, with the command that makes a text of it.
 //         A text in a markup language is a text, and is remarked on.

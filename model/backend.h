@@ -30,7 +30,7 @@ class Backend {
 
   virtual absl::Status Embed(absl::Span<const TokenId> tokens, float* hidden) = 0;
 
-  // At most so many tokens go through together with the bits that each has alone; at least 1.
+  // The most tokens for which this is batch-invariant; at least 1.
   virtual int64_t tokens_alike() const = 0;
 
   // q, k, v = W norm(hidden) (+ bias, per-head norm), RoPE on q and k. The tokens of all blocks lie

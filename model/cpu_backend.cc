@@ -32,6 +32,8 @@ using kernels::WeightMatrix;
 constexpr int64_t kBlockTokens = 4 * kLinearTokenTile;
 // Where there are many cores, so that each has a block.
 constexpr int64_t kManyCores = 8, kFewBlockTokens = 2 * kLinearTokenTile;
+// Of a product of many tokens whose output is a model's width.
+constexpr int64_t kFewestUnits = 3;
 // A unit handed to another core must be worth the handing over, and small beside a product, at whose end
 // the others wait for the last one: some 5 us of one token.
 constexpr int64_t kUnitMultiplyAdds = 100'000;
@@ -255,11 +257,13 @@ class CpuBackend final : public Backend {
     }
   }
 
-  // Each block widens the weights for itself: half of a block only where every core has one then, and
-  // some would have none of whole ones.
+  // Each block widens the weights for itself: of few cores each has whole ones. Of many each has half of one, where there
+  // are that many; of fewer tokens there are as many blocks as share their products' units, three or more, with all.
   int64_t BlockTokens(int64_t n) const {
-    const bool halves = cores() >= kManyCores && n >= kFewBlockTokens * cores();
-    return halves && n < kBlockTokens * cores() ? kFewBlockTokens : kBlockTokens;
+    if (cores() < kManyCores || n >= kBlockTokens * cores()) return kBlockTokens;
+    if (4 * n >= 3 * kFewBlockTokens * cores()) return kFewBlockTokens;
+    const int64_t tiles = CeilDivide(kFewestUnits * n, cores() * kLinearTokenTile);
+    return std::min(tiles * kLinearTokenTile, kBlockTokens);
   }
 
   // body(begin, count, spread) for each block of tokens. `spread`: too few blocks to keep the cores

@@ -126,6 +126,33 @@ TEST_F(CpuBackendTest, ProjectQuery_IsTheQueryOfProjectQkvBitForBit) {
   }
 }
 
+// How tokens are cut into blocks depends on the cores.
+TEST_F(CpuBackendTest, ManyCores_GiveTheBitsOfOne) {
+  std::mt19937_64 rng(TestSeed());
+  const AttentionShape& shape = model_.config.shape;
+  ThreadPool pool(15);
+  const auto threaded = MakeCpuBackend(model_.config, model_.weights, &pool);
+  for (const int64_t n : {48, 65, 100, 257, 300, 700, 1544, 1962}) {
+    const std::vector<float> entering = RandomNormal(rng, n * model_.config.hidden_size);
+    const std::vector<float> attended = RandomNormal(rng, n * shape.q_heads * shape.head_dim);
+    struct {
+      std::vector<float> q, k, v, hidden;
+    } of[2];
+    for (int i = 0; i < 2; ++i) {
+      Backend& backend = i == 0 ? *backend_ : *threaded;
+      of[i].q.resize(n * shape.q_heads * shape.head_dim);
+      of[i].k.resize(n * shape.kv_heads * shape.head_dim);
+      of[i].v = of[i].k;
+      of[i].hidden = entering;
+      CARREL_ASSERT_OK(backend.ProjectQkv(Layer(2), entering.data(), n, 7, of[i].q.data(),
+                                          of[i].k.data(), of[i].v.data()));
+      CARREL_ASSERT_OK(backend.FinishLayer(Layer(2), attended.data(), n, of[i].hidden.data()));
+    }
+    EXPECT_TRUE(of[0].q == of[1].q && of[0].k == of[1].k && of[0].v == of[1].v) << n;
+    EXPECT_TRUE(of[0].hidden == of[1].hidden) << n;
+  }
+}
+
 // A caller may cut a document into blocks of any multiple of the kernel's tile.
 TEST_F(CpuBackendTest, BlocksOfTiles_GiveTheBitsOfTheWhole) {
   std::mt19937_64 rng(TestSeed());

@@ -264,7 +264,7 @@ int RowFiles(model::Device device, const v1::Manifest& job, int most) {
 // Nobody computes while a state is hashed and written, `bytes` of it: on a CPU a large one may take a
 // twentieth of the time.
 absl::Duration HiddenInterval(const PrefillConfig& config, size_t bytes) {
-  constexpr size_t kSmall = size_t{16} << 20;
+  constexpr size_t kSmall = size_t{8} << 20;
   constexpr double kBytesPerSecond = 10e6;
   if (config.hidden_interval_s >= 0) return absl::Seconds(config.hidden_interval_s);
   if (config.device != model::Device::kCpu) return absl::Minutes(1);

@@ -1,4 +1,4 @@
-// What:   a question on its way to its answer: what is asked, whose it is, and who hears of it.
+// What:   a question on its way to its answer: what is asked, its owner, and its callbacks.
 // Threads: a job's callbacks are called one at a time, on threads of the scheduler; they must not wait for long.
 // Example: AnswerJob job;
 //          job.context = "novel";
@@ -55,7 +55,7 @@ struct AnswerJob {
     double rows_read = 0;
     double prompt_seconds = 0, generate_seconds = 0;
     std::string
-        plan;  // how the context was attended to (decoder::WayName); empty: nobody planned it
+        plan;  // how the context was attended to (decoder::WayName); empty: it was not planned
   };
   std::function<void(absl::StatusOr<Done>)> done;
 

@@ -1,8 +1,8 @@
 // What:   a model's Jinja template, rendered by Python's jinja2 (render_chat.py) in child processes: the template is
-//         a stranger's. A child answers one chat at a time; while they are busy another one is started, up to
-//         kMostChildren, so that a chat whose template loops holds up nobody else.
-// Bounds: kPatience a chat, by a clock that nobody sets, the wait for a child among it; kStartPatience for a child
-//         to start, which a busy machine may take; max_bytes of text.
+//         not trusted. A child renders one chat at a time; while all are busy another one is started, up to
+//         kMostChildren, so that a template that loops delays no other chat.
+// Bounds: kPatience per chat by a steady clock, the wait for a child included; kStartPatience for a child to
+//         start on a busy machine; max_bytes of text.
 // Errors: InvalidArgument a template that jinja2 refuses, and chats that the template refuses (its own words) or
 //         makes longer than max_bytes (param messages, code context_length_exceeded); FailedPrecondition no Python
 //         with jinja2; DeadlineExceeded.

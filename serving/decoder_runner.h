@@ -1,5 +1,5 @@
 // What:   the runner of a loaded model and its store: slots are decoders (library/open_decoder.h), and a step is
-//         decoder::Generation's: each answer has the bits that it has alone, whoever joins or leaves.
+//         decoder::Generation's: steps are batch-invariant, whoever joins or leaves.
 // Errors: as runner.h.
 // Threads: as runner.h.   Ownership: keeps model and store.
 #pragma once

@@ -1,5 +1,5 @@
-// What:   documents on their way into a store, by name: those that wait in the order in which they were brought, who
-//         watches each, and of those that failed why, until they are removed.
+// What:   documents that are being made, by name: the waiting ones in the order of arrival, the watchers of each, and
+//         the errors of those that failed, until they are removed.
 // States: queued, prefilling, and then removed (ready, or cancelled) or failed. A name has one job.
 // Threads: one at a time, under its owner's lock, but for what a job says otherwise.
 #pragma once
@@ -27,7 +27,7 @@ struct DocumentJob {
   // Set before it is added, and read by any thread; tokens are of the thread that prefills from then on.
   std::string digest;
   std::vector<TokenId> tokens;
-  std::function<absl::Status()> still;  // whether who brought it still may; null: nobody asks
+  std::function<absl::Status()> still;  // whether its bringer still may; null: always
   bool waits = false;                   // in a file, too
   std::shared_ptr<void> place;          // in a quota
   std::vector<DocumentWatcher> watchers;

@@ -35,7 +35,7 @@ namespace {
 constexpr char kUnnamed[] = "doc-";
 constexpr size_t kMaxFailed = 64;  // whose errors are remembered
 // How old a look at a store may be that others write to.
-constexpr absl::Duration kLookAgain = absl::Seconds(2);
+constexpr absl::Duration kLookAgain = absl::Seconds(1);
 
 class PrefillingDocuments final : public Documents {
  public:
@@ -85,6 +85,7 @@ class PrefillingDocuments final : public Documents {
   // Reads what the store has that is not known yet.
   absl::Status Refresh() {
     absl::MutexLock one(&refresh_mu_);
+    const absl::Time now = SteadyNow();
     ASSIGN_OR_RETURN(const auto client, store_->NewContextClient());
     ASSIGN_OR_RETURN(const v1::ListResponse listed, client->List());
     KnownContexts::ByName stored;
@@ -115,12 +116,22 @@ class PrefillingDocuments final : public Documents {
       stored.erase(going);
     }
     known_.Replace(std::move(stored));
-    looked_ = SteadyNow();
+    looked_ = now;
     return absl::OkStatus();
   }
 
+  // For clients that only look. What is resident in a store that brings contexts changes by itself.
+  absl::Status RefreshIfOld() {
+    if (store_->brings()) return Refresh();
+    {
+      absl::MutexLock lock(&mu_);
+      if (SteadyNow() - looked_ < kLookAgain) return absl::OkStatus();
+    }
+    return Refresh();
+  }
+
   absl::StatusOr<std::vector<Document>> List() override {
-    RETURN_IF_ERROR(Refresh());
+    RETURN_IF_ERROR(RefreshIfOld());
     absl::MutexLock lock(&mu_);
     std::map<std::string, Document> all;
     for (const auto& [name, entry] : known_.all()) all[name] = entry.document;
@@ -131,7 +142,13 @@ class PrefillingDocuments final : public Documents {
   }
 
   absl::StatusOr<Document> Get(const std::string& name) override {
-    RETURN_IF_ERROR(Refresh());
+    RETURN_IF_ERROR(RefreshIfOld());
+    {
+      absl::MutexLock lock(&mu_);
+      absl::StatusOr<Document> found = FindLocked(name);
+      if (found.ok()) return found;
+    }
+    RETURN_IF_ERROR(Refresh());  // another process may have published it just now
     absl::MutexLock lock(&mu_);
     return FindLocked(name);
   }
@@ -187,12 +204,7 @@ class PrefillingDocuments final : public Documents {
 
   std::optional<Recognised> Recognise(absl::Span<const TokenId> prompt, int64_t most_given_up,
                                       const Sees& sees) override {
-    bool old;
-    {
-      absl::MutexLock lock(&mu_);
-      old = !config_.writable && SteadyNow() - looked_ > kLookAgain;
-    }
-    if (old && !Refresh().ok()) return std::nullopt;
+    if (!config_.writable && !RefreshIfOld().ok()) return std::nullopt;
     std::vector<std::pair<std::string, std::string>> candidates;
     {
       absl::MutexLock lock(&mu_);
@@ -461,7 +473,7 @@ class PrefillingDocuments final : public Documents {
     // A session that was just closed may not be gone yet.
     const absl::Time until = SteadyNow() + absl::Seconds(2);
     for (;;) {
-      const absl::Status deleted = client->Delete(name);
+      absl::Status deleted = client->Delete(name);
       if (!absl::IsFailedPrecondition(deleted) || SteadyNow() > until) return deleted;
       absl::SleepFor(absl::Milliseconds(20));
     }

@@ -4,9 +4,11 @@
 // Errors: InvalidArgument a name, or a document that is empty or longer than the model was trained for (code
 //         context_length_exceeded); AlreadyExists the name is another document's, or the document has another
 //         name (code context_exists); ResourceExhausted as many wait as may; FailedPrecondition the store is not
-//         this process's to write, or a context is being read; NotFound. A prefill's own are its document's
-//         `error`; what the machine lacked says so (status_details.h). One that failed leaves nothing but its error behind, which is
-//         listed until it is deleted.
+//         this process's to write, or a context is being read; NotFound. Prefill failures are reported in
+//         Document::error; what the machine lacked says so (status_details.h). A failed document leaves only its error,
+//         which is listed until it is deleted.
+// Fresh:  what this process publishes or deletes is seen at once. List and Get see what other processes publish or delete
+//         within a second; Get finds a name at once that it did not know.
 // Restart: what was added and is not ready lies in files of the store (waiting_documents.h) and goes on
 //         by itself, after its last finished layer, unless the model is another now: then it has failed.
 //         Other unfinished prefills that lie in the store are listed as failed, and removable. What was kept
@@ -41,32 +43,31 @@ namespace carrel::serving {
 struct DocumentsConfig {
   library::StoreAddress address;  // of the store
   bool writable = false;
-  std::string
-      why_not_writable;        // what who brings a document is told; empty: that a folder is needed
-  std::string index = "flat";  // of contexts that are made here
-  bool on_gpu = false;         // prefill
-  int64_t max_queued = 16;     // documents that wait for prefill; one more is refused
+  std::string why_not_writable;  // what a bringer is told; empty: that a folder is needed
+  std::string index = "flat";    // of contexts that are made here
+  bool on_gpu = false;           // prefill
+  int64_t max_queued = 16;       // documents that wait for prefill; one more is refused
   int64_t keep =
       0;  // contexts of prompts that are kept unasked, of one key; the least recently used goes
   int64_t keep_tokens = 4096;  // of a prompt's document, at least
-  // What comes behind a document of these tokens where somebody asks about it (chat_probe.h); null: plain questions.
+  // What comes behind a document of these tokens in a question (chat_probe.h); null: plain questions.
   std::function<std::vector<TokenId>(absl::Span<const TokenId> document)> probe;
   // How contexts are opened here, which says whether they are usable.
   decoder::RetrievalConfig retrieval;
   bool derived_weights = false;
-  // Whether who is named so (Bringer::who) may still bring a context of the name; null: nobody asks.
+  // Whether the bringer `who` (Bringer::who) may still bring a context of the name; null: always.
   std::function<absl::Status(const std::string& who, const std::string& context)> still_may;
 };
 
 class Documents {
  public:
-  // Whether somebody sees a context of this name.
+  // Whether the caller sees a context of this name.
   using Sees = std::function<bool(const std::string& name)>;
-  // Who brings a document.
+  // The caller that brings a document.
   struct Bringer {
     Sees sees;                    // of the names that there are already
     std::shared_ptr<void> place;  // of TakePlace; held until the context is listed
-    std::string who;              // as documents that wait remember it; empty: nobody in particular
+    std::string who;              // as documents that wait remember it; empty: no key
     std::string tenant;           // of the key; empty: none
     // Whether he may still have a context of this name made; asked on a thread that may not wait for long. Null: he may.
     std::function<absl::Status(const std::string& name)> still;
@@ -89,14 +90,14 @@ class Documents {
   virtual absl::StatusOr<Added> Add(const std::string& name, std::vector<TokenId> tokens,
                                     Bringer by) = 0;
   // A place in a quota: what `take` gives, told how many contexts and bytes there are of those that are
-  // counted and that nobody holds a place for. Nothing is listed meanwhile: none is counted twice, or never.
+  // counted and for which no place is held. Nothing is listed meanwhile: none is counted twice, or never.
   using Take =
       std::function<absl::StatusOr<std::shared_ptr<void>>(int64_t contexts, int64_t bytes)>;
   virtual absl::StatusOr<std::shared_ptr<void>> TakePlace(const Sees& counted,
                                                           const Take& take) = 0;
   // Cancels what is not ready; a context goes unless it is being read.
   virtual absl::Status Delete(const std::string& name) = 0;
-  // Tells how it is now, each change, and the same again twice a second, for who looks at the clock; until it is ready
+  // Tells how it is now, each change, and the same again twice a second, for watchers with a clock; until it is ready
   // or failed.
   virtual absl::Status Watch(const std::string& name, Watcher watcher) = 0;
 

@@ -16,10 +16,10 @@
 #include "common/status.h"
 #include "common/test_folders.h"
 #include "common/test_util.h"
-#include "decoder/client/store_client.h"
 #include "kvstore/access/kept_name.h"
 #include "kvstore/service/context_client.h"
 #include "model/checkpoint.h"
+#include "retrieval/session.h"
 #include "serving/status_details.h"
 
 namespace carrel::serving {
@@ -41,12 +41,13 @@ class TriedStore final : public library::StoreAccess {
  public:
   explicit TriedStore(std::unique_ptr<library::StoreAccess> real) : real_(std::move(real)) {}
 
-  absl::StatusOr<std::unique_ptr<decoder::StoreClient>> NewClient(ThreadPool* pool) override {
+  absl::StatusOr<std::unique_ptr<retrieval::Session>> NewClient(ThreadPool* pool) override {
     return real_->NewClient(pool);
   }
   absl::StatusOr<std::unique_ptr<kvstore::ContextClient>> NewContextClient(
       const std::string& context) override {
     if (std::this_thread::get_id() != test_ && plant) plant();
+    ++looks;
     return real_->NewContextClient(context);
   }
   absl::StatusOr<std::vector<TokenId>> DocumentTokens(const std::string& context,
@@ -56,6 +57,7 @@ class TriedStore final : public library::StoreAccess {
   kvstore::Store* store() override { return real_->store(); }
 
   std::function<void()> plant;
+  std::atomic<int> looks{0};  // at what it holds
 
  private:
   const std::unique_ptr<library::StoreAccess> real_;
@@ -278,6 +280,31 @@ TEST_F(DocumentsTest, WhereMemoryEnds_ItIsTheServersError) {
 }
 
 // As opening compares them: a decoder that gives positions itself reads keys before RoPE alone.
+TEST_F(DocumentsTest, TheStore_IsListedOncePerSecond_ForThoseThatOnlyLook) {
+  Start();
+  Add("doc", Tokens(kText));
+  ASSERT_TRUE(IsReady("doc"));
+  const absl::Time start = absl::Now();
+  const int before = store_->looks;
+  for (int i = 0; i < 50; ++i) {
+    CARREL_EXPECT_OK(documents_->Get("doc").status());
+    EXPECT_EQ(documents_->List()->size(), 1u);
+  }
+  EXPECT_LE(store_->looks - before, 1 + absl::ToDoubleSeconds(absl::Now() - start));
+}
+
+TEST_F(DocumentsTest, WhatOthersDoToTheStore_IsSeen) {
+  Start();
+  Add("doc", Tokens(kText));
+  ASSERT_TRUE(IsReady("doc"));
+  const auto client = *store_->NewContextClient("");
+  CARREL_EXPECT_OK(client->Delete("doc"));
+  EXPECT_TRUE(IsGone("doc"));  // within a second
+  const int before = store_->looks;
+  EXPECT_TRUE(absl::IsNotFound(documents_->Get("other").status()));
+  EXPECT_GT(store_->looks, before);  // it might have come since the last look
+}
+
 TEST_F(DocumentsTest, Usable_IsWhatCanBeOpened) {
   Start();
   Add("doc", Tokens(kText));

@@ -1,19 +1,19 @@
-// What:   what is known of a prompt, and for whom: documents that it may begin with, whose rows are in the store, and the
-//         conversation that it goes on with behind one: what a decoder computed there (prompt and answer), which is not
-//         read again.
+// What:   the known prefixes of a prompt, by owner: documents that it may begin with, whose rows are in the store, and
+//         the conversation behind such a document that it continues: rows of prompt and answer, which need not be
+//         computed again.
 // Documents: the prompt's tokens are hashed as a chain, block by block of kBlock; of a document the hash of its whole
 //         blocks is kept, but for those that its last kSeam tokens touch. An equal hash makes a candidate; RestOf
 //         compares all tokens, and says what follows the document. The text behind a document can change its last
 //         tokens ("end." and "end.\n\n" may end differently): up to kSeam of them are given up
 //         (decoder::GenerateOptions), and the prompt's own stand there. Documents of less than kBlock + kSeam tokens are
 //         not known.
-// Conversations: in memory; what is idle for longer than a bound, or more than memory's share, is written to a file
-//         without a name, which goes with the process; beyond their number the one that was used longest ago goes.
-//         Of a file's rows a CRC-32C per 4 KiB stays in memory: a disk that rots is noticed. A conversation goes on only
-//         under the key that began it, and only with its own next turn (docs/decisions/069-conversations.md).
-// Errors: a file that cannot be written or read, or has other bytes than were written: the conversation is forgotten,
-//         and read again when it comes; the log says why.
-// Threads: any. Take and Sweep wait for the disk, and hold no lock meanwhile; all others never do.
+// Conversations: in memory. One that is idle too long, or finds no room in memory, is written to an unnamed file, which
+//         ends with the process. Beyond the bound on their number, the least recently used one is dropped. A CRC-32C
+//         per 4 KiB of a file stays in memory, so that damage is noticed. A conversation resumes only under the key
+//         that created it, and only with its own next turn (docs/decisions/069-conversations.md).
+// Errors: a file that cannot be written or read, or whose bytes changed: the conversation is forgotten and logged, and
+//         its prompt is read again when it comes.
+// Threads: any. Take and Sweep wait for the disk without a lock; the other methods never wait for it.
 // Example: for (const std::string& content_id : cache.DocumentsOf(prompt)) ...;     // RestOf, with its tokens
 //          cache.Put({owner, decoder.sequence().Save(), prompt_tokens}, SteadyNow());
 //          if (auto before = cache.Take(owner, next_prompt)) decoder.sequence().Restore(before->sequence);
@@ -44,7 +44,7 @@ struct PrefixCacheConfig {  // of conversations
   std::string folder = "/var/tmp";          // of the files
 };
 
-// Whose, and behind which document.
+// The owner, and the document before it.
 struct SequenceOwner {
   std::string context, content_id;
   std::string who;       // empty: there are no keys

@@ -40,7 +40,7 @@ class Slot {
   virtual absl::Status ReadDocument() = 0;
 
   // Begins an answer; it goes on by Runner::Step. resume: the prompt goes on with the sequence that is held. begun: when
-  // its turn came. stopping: once it is set, nobody wants the answer any more.
+  // its turn came. stopping: once it is set, the answer is not wanted any more.
   virtual absl::Status Begin(const AnswerJob& job, bool resume, absl::Time begun,
                              const std::atomic<bool>& stopping) = 0;
   virtual Schedule::Progress progress() const = 0;

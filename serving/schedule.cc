@@ -35,8 +35,9 @@ Plan Schedule::NextStep(absl::FunctionRef<Progress(RequestId)> progress) {
   while (!no_room_) {
     std::optional<Request> next = waiting_.Take();
     if (!next.has_value()) break;
-    plan.open.push_back(next->id);
-    admitted_.emplace(next->id, *std::move(next));
+    const RequestId id = next->id;
+    plan.open.push_back(id);
+    admitted_.emplace(id, *std::move(next));
   }
   if (plan.empty()) plan.step = ChooseStep(progress);
   return plan;

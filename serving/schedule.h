@@ -1,11 +1,11 @@
 // What:   what a scheduler does next, as data: which requests get a place and are to be opened, which take part in the
-//         next step, and which are over. It knows of a request its id, its turn and its context, and no more: there is
-//         no clock, model or lock here. Times and tokens are arguments.
-// States: waiting (by turns: turn_queue.h), opening (somebody opens a decoder for it), running (it takes part in steps:
-//         step_plan.h), over (to be ended), and then unknown (Ended). A request for which there is no room while others
-//         have places waits again where it stood, and nobody is admitted until one of those has ended.
-// Rule:   what is over is ended first, then every request that gets a place is opened, and then those that run take a
-//         step: a request that is opened at once takes part in that step.
+//         next step, and which are over. Of a request it knows the id, the turn and the context only: there is no
+//         clock, model or lock here. Times and tokens are arguments.
+// States: waiting (by turns: turn_queue.h), opening (a decoder is opened for it), running (it takes part in steps:
+//         step_plan.h), over (to be ended), and then unknown (Ended). A request that finds no room while others have
+//         places waits again where it stood, and no request is admitted until one of those has ended.
+// Rule:   requests that are over end first; then every request that gets a place is opened; then the running ones take
+//         a step. A request that is opened at once takes part in that step.
 // Errors: Submit: ResourceExhausted, as turn_queue.h; Unavailable after Stop.
 // Cost:   a pass over what waits and runs per step.
 // Threads: one at a time.
@@ -96,7 +96,7 @@ class Schedule {
   TurnQueue<Request> waiting_;
   StepPlan shares_;
   std::map<RequestId, Request> admitted_;
-  std::vector<RequestId> running_;  // who went on longest ago is first
+  std::vector<RequestId> running_;  // the one stepped longest ago is first
   bool no_room_ = false;            // for one more, until one of these ends
   bool stopping_ = false;
 };

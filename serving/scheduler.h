@@ -1,16 +1,16 @@
-// What:   answers over contexts of one store by one model: many are on their way at a time, a token of each that has
-//         read its prompt, and blocks of prompts, together (runner.h): each has the bits that it has alone,
-//         whoever joins or leaves. The decoders used last stay open, and a conversation's next turn goes on behind the
-//         last one. What is done next, schedule.h decides.
-// Turns:  who waits is begun by turns (turn_queue.h): of max_answers places, and a quarter more. Steps are shared among
+// What:   answers over the contexts of one store by one model. Many run at a time: each step takes a token of every
+//         answer that has read its prompt, and blocks of prompts (runner.h). A step is batch-invariant, whoever joins
+//         or leaves. The decoders used last stay open, and a conversation's next turn resumes behind its last one.
+//         schedule.h decides what is done next.
+// Turns:  waiting questions begin by turns (turn_queue.h): max_answers places, and a quarter more. Steps are shared by
 //         turns too: step_plan.h.
-// Errors: as runner.h; ResourceExhausted as many wait as may, in all or of one turn. What a callback
-//         throws is its job's end, and no other's. What a step itself throws (memory) ends all that took it: how far
-//         each came is not known, and what it would read again could have other bits.
+// Errors: as runner.h; ResourceExhausted as many wait as may, in all or of one turn. An exception of a callback ends
+//         its own job only. An exception of a step itself (memory) ends all jobs in it: how far each came is not known,
+//         and a second reading could have other bits.
 // Threads: any submits. The step thread takes steps and never waits for the disk. `openers` threads beside it open
-//         contexts, take the first step behind one that nobody had open, and read and write conversations' files; the
-//         answer joins a later step. A question over a decoder that is open, whose conversation is in memory, is begun
-//         by the step thread itself, behind nobody's opening.
+//         contexts, take the first step behind a context that no decoder had open, and read and write files of
+//         conversations; the answer joins a later step. Where a decoder is open and its conversation is in memory, the
+//         step thread begins the question itself.
 // Ownership: keeps model and store.
 // Example: const auto scheduler = Scheduler::Create({.max_answers = 16}, model, store);
 //          RETURN_IF_ERROR(scheduler->Submit(std::move(job)));   // job.done is told
@@ -50,7 +50,7 @@ class Scheduler {
   virtual absl::Status Submit(AnswerJob job) = 0;
   virtual int64_t waiting() const = 0;
   virtual int64_t answering() const = 0;  // on their way, those that open among them
-  // What is known of prompts: documents are added by who has them; the conversations are those that wait for their next
+  // What is known of prompts: documents are added by Documents; the conversations are those that wait for their next
   // turn, beside those that decoders hold.
   virtual PrefixCache& prefixes() = 0;
   // Lets go of the context, so that it can be deleted. FailedPrecondition: answers read it, open it, or wait to.

@@ -1,6 +1,6 @@
-// What:   what a status says beyond its code and words: which field of a request it is about, a code that clients look
-//         for, when to come again, and that it is the machine that lacks something. Who speaks to clients (http_api)
-//         turns these into the fields of its errors.
+// What:   details of a status beside code and message: the field of the request, a code that clients look for, when to
+//         retry, and that the machine lacks something (memory, disk). http_api turns these into the fields of its
+//         errors.
 // Edge:   OK stays OK; a detail that is there already stays, so the innermost one counts.
 // Threads: reentrant.
 // Example: return WithParam(absl::InvalidArgumentError("name: must not be empty"), "name");

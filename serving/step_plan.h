@@ -1,11 +1,11 @@
-// What:   which of the answers on their way take part in the next step, so that who has few of them does not wait
-//         for who has many. A turn is a tenant or a key (kvstore::Principal::turn), as in turn_queue.h.
-// Rule:   alone, a turn's answers all go on in each step. Beside others, each turn is given the same number of tokens
-//         a step: as many as the smallest turn wants, and as many more as the fixed part of a step is worth. So the
-//         smallest turn's step takes at most about twice what it takes alone (with T turns: T times), and where reading
-//         the weights is most of a step, nobody is held back. A block of a prompt is not divided: what it takes
-//         beyond what was given is owed in the next steps. Whose block had no room beside those of others goes first next. Deficit round robin (Shreedhar and Varghese, SIGCOMM
-//         1995, section 3), with debts in place of savings.
+// What:   which of the running answers take part in the next step, so that a client with few answers does not wait
+//         for a client with many. A turn is a tenant or a key (kvstore::Principal::turn), as in turn_queue.h.
+// Rule:   a turn that is alone takes all its answers in each step. Beside others, each turn gets the same number of
+//         tokens per step: as many as the smallest turn wants, and as many more as the fixed part of a step is worth. So
+//         the smallest turn's step takes about twice its time alone at most (with T turns: T times); where reading the
+//         weights is most of a step, no turn is held back. A block of a prompt is not divided: tokens beyond the turn's
+//         share are owed in the next steps. A block that found no room goes first in the next step. Deficit round robin
+//         (Shreedhar and Varghese, SIGCOMM 1995, section 3), with debts in place of savings.
 // Cost:   a pass over the answers per step.
 // Threads: one at a time.
 // Example: StepPlan plan(32);

@@ -1,6 +1,6 @@
-// What:   what runs, waits or streams for somebody is looked at twice a second: whether his key still allows it.
-// Edge:   what is looked at ends itself, and says false once it is over: then it is forgotten.
-// Threads: any; the looks are on one of its own, one after the other: they must not block.
+// What:   asks twice a second of all that runs, waits or streams whether its caller's key still allows it.
+// Edge:   a watched call ends itself; it returns false once it is over, and is forgotten then.
+// Threads: any; calls run on a thread of this class, one after the other: they must not block.
 #pragma once
 
 #include <functional>

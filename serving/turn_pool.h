@@ -1,6 +1,6 @@
 // What:   threads that do what may block (reading a request, rendering a chat, tokenizing, asking the store), by turns
-//         (turn_queue.h): one key's many long requests keep nobody else's waiting. A thread for each place, and for
-//         those in reserve.
+//         (turn_queue.h): many long requests of one key do not delay those of others. One thread per place, reserved
+//         places included.
 // Errors: ResourceExhausted as turn_queue.h. Of the constructor: std::system_error where the system gives fewer threads.
 // Edge:   what was accepted is done before the destructor returns; what a task throws is its own end.
 // Threads: any.

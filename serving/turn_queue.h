@@ -1,9 +1,9 @@
-// What:   what waits for one of a few places, by turns: answers for a place among those on their way, requests for a
-//         thread. A turn is a tenant or a key (kvstore::Principal::turn), as in step_plan.h; null: nobody's own.
-// Rule:   of those that wait, the one goes first whose turn has the fewest in places, and was given one longest ago; of
-//         one turn, in their order. Beside the places a quarter more are for turns that have none: who fills all
-//         others keeps nobody out. So turns have places, and time in them, in equal shares, whatever each of
-//         theirs takes. How many may wait is bounded, in all and of one turn.
+// What:   a queue for a few places, by turns: answers wait for a place among the running ones, requests for a
+//         thread. A turn is a tenant or a key (kvstore::Principal::turn), as in step_plan.h; null: no turn.
+// Rule:   the turn with the fewest places goes first; of equal ones, the turn that was served longest ago; within a
+//         turn, first come, first served. A quarter more places are reserved for turns that have none, so that one turn
+//         cannot keep the others out. So turns share places, and the time in them, equally, however long their entries
+//         take. The number of waiting entries is bounded, in all and per turn.
 // Errors: ResourceExhausted as many wait as may, in all or of one turn.
 // Cost:   a pass over what waits.
 // Threads: one at a time.
@@ -30,9 +30,10 @@ namespace carrel::serving {
 using Turn = std::shared_ptr<const void>;
 
 struct TurnQueueConfig {
-  int64_t places = 1;                // 1 ..
-  int64_t waiting = INT64_MAX;       // at most
-  int64_t of_one_turn = INT64_MAX;   // of these, of one turn; nobody's own are not bounded so
+  int64_t places = 1;           // 1 ..
+  int64_t waiting = INT64_MAX;  // at most
+  int64_t of_one_turn =
+      INT64_MAX;  // of these, of one turn; entries without a turn are not bounded so
   absl::string_view what = "tasks";  // for messages; outlives the queue
 };
 

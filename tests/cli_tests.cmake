@@ -17,7 +17,7 @@ if(NOT CARREL_SANITIZE AND NOT CMAKE_BUILD_TYPE STREQUAL Debug)
 endif()
 carrel_test(deploy_test
   SOURCES deploy_test.cc DEPS carrel_test_cli LABELS e2e TIMEOUT 300)
-# The full flood of issue 17: CARREL_FLOOD=full build/release/flood_test.
+# The full flood: CARREL_FLOOD=full build/release/flood_test.
 carrel_test(flood_test
   SOURCES flood_test.cc ../kvstore/service/service_test_util.cc
   DEPS carrel_test_cli carrel_kvstore_service carrel_kvstore_test_context LABELS slow TIMEOUT 900)

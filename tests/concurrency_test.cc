@@ -15,7 +15,7 @@ using Answers = std::vector<std::vector<TokenId>>;
 // Decoders differ in everything that a store sees.
 decoder::RetrievalConfig ConfigOf(int64_t i) {
   decoder::RetrievalConfig config;
-  config.want = static_cast<decoder::Want>(i % 3);
+  config.want = static_cast<decoder::Want>(1 + i % 3);
   config.prefetch = static_cast<decoder::Prefetch>(i / 3 % 3);
   config.selection = select::TopK{16 + 8 * (i % 5)};
   config.dense_layers = static_cast<int32_t>(i % 3);

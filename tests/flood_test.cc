@@ -1,6 +1,6 @@
 // A server of bounded memory under a flood: connections that say nothing, sessions that ask for
 // nothing, requests that are far too large, readers that do not read. It lives, a good client's
-// answers stay right, and the memory comes back. CARREL_FLOOD=full: as many as issue 17 wants.
+// answers stay right, and the memory comes back. CARREL_FLOOD=full: all of them.
 #include <netinet/in.h>
 #include <sys/resource.h>
 #include <sys/socket.h>

@@ -24,7 +24,11 @@ decoder::DeviceConfig Cuda() {
 
 std::shared_ptr<const decoder::Rates> Measured() {
   const AttentionShape& shape = testing_world::DemoCheckpoint().config.shape;
-  const auto rates = decoder::MeasureRates(model::Device::kCuda, shape, testing_world::Pool());
+  const auto rates =
+      decoder::MeasureRates(model::Device::kCuda, shape, testing_world::Pool(),
+                            [](int64_t, int64_t) -> absl::StatusOr<decoder::TimedLayer> {
+                              return absl::UnimplementedError("of a CPU");
+                            });
   CARREL_EXPECT_OK(rates);
   return rates.ok() ? std::make_shared<const decoder::Rates>(*rates) : nullptr;
 }

@@ -4,7 +4,6 @@
 #include <random>
 #include <thread>
 
-#include "carrel/v1/retrieval.pb.h"
 #include "common/test_util.h"
 #include "decoder/generation.h"
 #include "kvstore/index/index.h"
@@ -76,26 +75,30 @@ RetrievalConfig ConfigOf(int64_t i, std::mt19937_64& rng) {
 }
 
 // Refuses queries from some on.
-class FailingStore final : public decoder::StoreClient {
+class FailingStore final : public retrieval::Session {
  public:
-  FailingStore(std::unique_ptr<StoreClient> store, int64_t* left)
+  FailingStore(std::unique_ptr<retrieval::Session> store, int64_t* left)
       : store_(std::move(store)), left_(left) {}
-  absl::StatusOr<v1::OpenReply> Open(const v1::Open& open) override { return store_->Open(open); }
-  absl::StatusOr<decoder::RequestId> Send(v1::Query query) override {
+  absl::StatusOr<retrieval::Opened> Open(const retrieval::OpenRequest& open) override {
+    return store_->Open(open);
+  }
+  absl::StatusOr<retrieval::RequestId> Send(retrieval::Query query) override {
     if (--*left_ < 0) return absl::ResourceExhaustedError("the store has enough of it");
     return store_->Send(std::move(query));
   }
-  absl::StatusOr<decoder::RequestId> Send(v1::FetchRows fetch) override {
+  absl::StatusOr<retrieval::RequestId> Send(retrieval::Fetch fetch) override {
     return store_->Send(std::move(fetch));
   }
-  absl::StatusOr<v1::SessionReply> Next(decoder::RequestId id) override { return store_->Next(id); }
-  void Forget(decoder::RequestId id) override { store_->Forget(id); }
+  absl::StatusOr<retrieval::Part> Next(retrieval::RequestId id) override {
+    return store_->Next(id);
+  }
+  void Forget(retrieval::RequestId id) override { store_->Forget(id); }
   bool broken() const override { return store_->broken(); }
   int64_t bytes_sent() const override { return store_->bytes_sent(); }
   int64_t bytes_received() const override { return store_->bytes_received(); }
 
  private:
-  const std::unique_ptr<StoreClient> store_;
+  const std::unique_ptr<retrieval::Session> store_;
   int64_t* const left_;
 };
 
@@ -208,7 +211,7 @@ TEST_F(TogetherGpuTest, TheSameStepAfterStep_HaveTheBitsOfBeingAlone) {
 TEST_F(TogetherGpuTest, AStoreFails_TheOthersGoOn) {
   int64_t left = INT64_MAX;
   for (int64_t i = 0; i < 4; ++i) {
-    Add(ConfigOf(i == 1 ? 2 : i, rng_), [&](auto client) -> std::unique_ptr<decoder::StoreClient> {
+    Add(ConfigOf(i == 1 ? 2 : i, rng_), [&](auto client) -> std::unique_ptr<retrieval::Session> {
       if (i != 1) return client;
       return std::make_unique<FailingStore>(std::move(client), &left);
     });

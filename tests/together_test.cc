@@ -3,7 +3,7 @@
 #include <atomic>
 #include <random>
 
-#include "carrel/v1/retrieval.pb.h"
+#include "common/status.h"
 #include "common/test_util.h"
 #include "decoder/generation.h"
 #include "kvstore/index/index.h"
@@ -19,7 +19,7 @@ using decoder::Generation;
 // Ahead of time asks one of four: such sequences go one by one, within the same call.
 decoder::RetrievalConfig ConfigOf(int64_t i) {
   decoder::RetrievalConfig config;
-  config.want = static_cast<decoder::Want>(i % 3);
+  config.want = static_cast<decoder::Want>(1 + i % 3);
   config.prefetch = i % 4 == 3 ? decoder::Prefetch::kSpeculative : decoder::Prefetch::kOff;
   config.selection = select::TopK{16 + 8 * (i % 5)};
   config.dense_layers = static_cast<int32_t>(i % 3);
@@ -27,33 +27,47 @@ decoder::RetrievalConfig ConfigOf(int64_t i) {
 }
 
 // Counts questions and their tokens, and may refuse those of several tokens.
-class WatchedStore final : public decoder::StoreClient {
+class WatchedStore final : public retrieval::Session {
  public:
   struct Seen {
     std::atomic<int64_t> questions = 0, shared = 0;  // contexts ask side by side
     bool refuse = false;
+    bool attends = false;  // as a store in this process does
   };
-  WatchedStore(std::unique_ptr<StoreClient> store, Seen* seen)
+  WatchedStore(std::unique_ptr<retrieval::Session> store, Seen* seen)
       : store_(std::move(store)), seen_(seen) {}
-  absl::StatusOr<v1::OpenReply> Open(const v1::Open& open) override { return store_->Open(open); }
-  absl::StatusOr<decoder::RequestId> Send(v1::Query query) override {
-    const bool several = query.queries().shape(0) > 1;
-    ++seen_->questions;
-    seen_->shared += several;
-    if (several && seen_->refuse) return absl::ResourceExhaustedError("too much at once");
+  absl::StatusOr<retrieval::Opened> Open(const retrieval::OpenRequest& open) override {
+    return store_->Open(open);
+  }
+  absl::StatusOr<retrieval::RequestId> Send(retrieval::Query query) override {
+    RETURN_IF_ERROR(See(query));
     return store_->Send(std::move(query));
   }
-  absl::StatusOr<decoder::RequestId> Send(v1::FetchRows fetch) override {
+  bool attends() const override { return seen_->attends; }
+  absl::Status Attend(retrieval::Query query, retrieval::AttendReply& reply) override {
+    RETURN_IF_ERROR(See(query));
+    return store_->Attend(std::move(query), reply);
+  }
+  absl::StatusOr<retrieval::RequestId> Send(retrieval::Fetch fetch) override {
     return store_->Send(std::move(fetch));
   }
-  absl::StatusOr<v1::SessionReply> Next(decoder::RequestId id) override { return store_->Next(id); }
-  void Forget(decoder::RequestId id) override { store_->Forget(id); }
+  absl::StatusOr<retrieval::Part> Next(retrieval::RequestId id) override {
+    return store_->Next(id);
+  }
+  void Forget(retrieval::RequestId id) override { store_->Forget(id); }
   bool broken() const override { return store_->broken(); }
   int64_t bytes_sent() const override { return store_->bytes_sent(); }
   int64_t bytes_received() const override { return store_->bytes_received(); }
 
  private:
-  const std::unique_ptr<StoreClient> store_;
+  absl::Status See(const retrieval::Query& query) const {
+    ++seen_->questions;
+    seen_->shared += query.tokens > 1;
+    if (query.tokens == 1 || !seen_->refuse) return absl::OkStatus();
+    return absl::ResourceExhaustedError("too much at once");
+  }
+
+  const std::unique_ptr<retrieval::Session> store_;
   Seen* const seen_;
 };
 
@@ -151,9 +165,11 @@ class SharedQuestionTest : public TogetherTest {
   static constexpr int64_t kShared = 6;
 
   // Opens them anew, answers alone, then all together from the first token on.
-  void AnswerTogether(bool refuse) {
+  void AnswerTogether(bool refuse, const decoder::ZoneOptions& zone = {}) {
     decoder::RetrievalConfig config;
     config.selection = select::TopK{24};
+    config.zone = zone;
+    seen_.attends = zone.index() != 0;
     std::vector<Generation> generations;
     for (int64_t i = 0; i < kShared; ++i) {
       auto decoder = testing_world::EmbeddedDecoder::Open(
@@ -201,6 +217,12 @@ class SharedQuestionTest : public TogetherTest {
 
 TEST_P(SharedQuestionTest, OfOneContext_AskOnceAndHaveTheBitsOfBeingAlone) {
   AnswerTogether(/*refuse=*/false);
+  EXPECT_EQ(seen_.questions, 2 * layers_ * steps_);
+  EXPECT_EQ(seen_.shared, seen_.questions.load());
+}
+
+TEST_P(SharedQuestionTest, OfRowsInThisHost_AskOnceToo) {
+  AnswerTogether(/*refuse=*/false, decoder::HostZoneOptions());
   EXPECT_EQ(seen_.questions, 2 * layers_ * steps_);
   EXPECT_EQ(seen_.shared, seen_.questions.load());
 }

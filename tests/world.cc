@@ -134,7 +134,7 @@ absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> EmbeddedDecoder::Open(
   flags.folder = store_folder;
   ASSIGN_OR_RETURN(opened->access_->store,
                    library::StoreAccess::Open(flags, kvstore::StoreMode::kReadOnly));
-  ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client,
+  ASSIGN_OR_RETURN(std::unique_ptr<retrieval::Session> client,
                    opened->access_->store->NewClient(Pool()));
   if (wrap != nullptr) client = wrap(std::move(client));
   std::shared_ptr<const decoder::HostRows> rows;
@@ -151,7 +151,7 @@ absl::StatusOr<std::unique_ptr<EmbeddedDecoder>> EmbeddedDecoder::Connect(
     const std::string& address, const std::string& context,
     const decoder::RetrievalConfig& config) {
   std::unique_ptr<EmbeddedDecoder> opened(new EmbeddedDecoder());
-  ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client,
+  ASSIGN_OR_RETURN(std::unique_ptr<retrieval::Session> client,
                    decoder::ConnectToStore(address, absl::Seconds(30)));
   ASSIGN_OR_RETURN(opened->decoder_, decoder::Decoder::Open(DemoCheckpoint(), std::move(client),
                                                             context, config, Pool()));

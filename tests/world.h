@@ -41,8 +41,8 @@ absl::Status PrefillContext(const std::string& store_folder, const std::string& 
 
 // A decoder over an embedded store (StoreAccess), kept alive together.
 // Puts something between a decoder and its store.
-using StoreClientWrapper = std::function<std::unique_ptr<decoder::StoreClient>(
-    std::unique_ptr<decoder::StoreClient> client)>;
+using StoreClientWrapper =
+    std::function<std::unique_ptr<retrieval::Session>(std::unique_ptr<retrieval::Session> client)>;
 
 class EmbeddedDecoder {
  public:

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """What a bucket costs whoever prefills into it and whoever asks first, for one model and one document. Prints JSON lines:
 
-  prefill   into a folder, and straight into the bucket (`prefill --store s3://...`), in turns: seconds, and their ratio
+  prefill   into a folder, and straight into the bucket (`prefill --store s3://...`), in turns: seconds, and their ratio; CPU seconds
+            of the program alone, where the bucket computes on the same cores
   cold      `carrel pull` alone; then a replica of `carrel api` with an empty cache is asked: seconds until the first token, cold and
             once the context is there. "beyond_pull_s" is cold less the replica's own pull
 
@@ -14,6 +15,7 @@ import argparse
 import json
 import os
 import pathlib
+import resource
 import shutil
 import statistics
 import sys
@@ -46,9 +48,13 @@ class Bench:
         return time.monotonic() - start
 
     def prefill(self, store, name):
+        """Seconds, and CPU seconds."""
         staging = ["--staging", self.cluster.folder / "staging"] if store == URI else []
-        return self.timed("prefill", "--model", self.args.model, "--raw", "--input", self.file, "--store", store, "--name", name,
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds = self.timed("prefill", "--model", self.args.model, "--raw", "--input", self.file, "--store", store, "--name", name,
                           "--threads", self.args.threads, "--quiet", *staging)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     def prefills(self):
         folders, buckets = [], []
@@ -58,9 +64,10 @@ class Bench:
             for way in ways if i % 2 == 0 else reversed(ways):
                 way()
             shutil.rmtree(store)
-            self.tell("prefill", folder_s=folders[-1], bucket_s=buckets[-1])
-        one, other = statistics.median(folders), statistics.median(buckets)
-        self.tell("prefill", rounds=self.args.rounds, folder_s=one, bucket_s=other, bucket_of_folder=other / one, tokens=self.size()["tokens"])
+            self.tell("prefill", folder_s=folders[-1][0], bucket_s=buckets[-1][0])
+        (one, one_cpu), (other, other_cpu) = (map(statistics.median, zip(*way)) for way in (folders, buckets))
+        self.tell("prefill", rounds=self.args.rounds, folder_s=one, bucket_s=other, bucket_of_folder=other / one, folder_cpu_s=one_cpu,
+                  bucket_cpu_s=other_cpu, tokens=self.size()["tokens"])
 
     def size(self):
         return next(one for one in json.loads(self.cluster.run("ls", "--store", URI, "--json").stdout)["contexts"]

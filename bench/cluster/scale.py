@@ -14,6 +14,7 @@ makes a folder of it for another machine. Python 3.9 or later, its standard libr
 """
 import argparse
 import collections
+import concurrent.futures
 import json
 import multiprocessing
 import os
@@ -102,19 +103,25 @@ class Bench:
             if not answer["error"] and self.texts.setdefault(answer["name"], answer["text"]) != answer["text"]:
                 raise Failed(f"{answer['name']}: {answer['text']!r} is not {self.texts[answer['name']]!r}")
 
+    def make_context(self, name, text):
+        """Prefilled in a folder of its own and sent to the bucket."""
+        folder = self.cluster.folder / "making" / name
+        folder.mkdir(parents=True)
+        (folder / "slice.txt").write_text(text)
+        self.cluster.run("prefill", "--model", self.args.model, "--raw", "--input", folder / "slice.txt", "--store", folder / "store", "--name", name,
+                         "--threads", 2, "--quiet")
+        self.cluster.run("push", name, URI, "--store", folder / "store", "--quiet")
+        shutil.rmtree(folder)
+
     def make_contexts(self):
-        """Slices of the document, prefilled and sent to the bucket. Bytes of all, and tokens of the first, are known then."""
-        text, store = self.args.document.read_text(), self.cluster.folder / "store"
+        """Slices of the document. Bytes of all, and tokens of the first, are known then."""
+        text = self.args.document.read_text()
         step = max(1, (len(text) - self.args.characters) // max(1, self.args.contexts - 1))
         self.bytes, self.tokens = 0, 0
-        for i, name in enumerate(self.names):
-            slice_file = self.cluster.folder / "slice.txt"
-            slice_file.write_text(text[i * step:i * step + self.args.characters])
-            self.cluster.run("prefill", "--model", self.args.model, "--raw", "--input", slice_file, "--store", store, "--name", name, "--quiet")
-            self.cluster.run("push", name, URI, "--store", store, "--quiet")
+        with concurrent.futures.ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 2)) as pool:
+            list(pool.map(lambda i: self.make_context(self.names[i], text[i * step:i * step + self.args.characters]), range(self.args.contexts)))
         for one in json.loads(self.cluster.run("ls", "--store", URI, "--json").stdout)["contexts"]:
             self.bytes, self.tokens = self.bytes + one["bytes"], one["tokens"]
-        shutil.rmtree(store)
 
     def start(self, replicas, cache_bytes):
         c, each = self.cluster, self.args.cores_each

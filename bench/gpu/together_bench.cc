@@ -24,7 +24,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "carrel/v1/retrieval.pb.h"
 #include "common/bf16.h"
 #include "common/cuda/buffer.h"
 #include "common/cuda/stream.h"
@@ -33,6 +32,7 @@
 #include "decoder/decoder.h"
 #include "decoder/generation.h"
 #include "model/checkpoint.h"
+#include "retrieval/session.h"
 
 namespace carrel {
 namespace {
@@ -53,10 +53,9 @@ class RandomNumbers {
     for (uint16_t& x : few) x = FloatToBf16(normal(rng));
     for (uint16_t& x : numbers_) x = few[rng() >> 48];
   }
-  std::string Some(uint64_t seed, int64_t count) const {
+  const uint16_t* Some(uint64_t seed, int64_t count) const {
     std::mt19937_64 rng(seed);
-    const size_t at = rng() % (numbers_.size() - static_cast<size_t>(count));
-    return {reinterpret_cast<const char*>(&numbers_[at]), static_cast<size_t>(count) * 2};
+    return &numbers_[rng() % (numbers_.size() - static_cast<size_t>(count))];
   }
 
  private:
@@ -64,51 +63,50 @@ class RandomNumbers {
 };
 
 // A context of random rows: opens, and gives rows.
-class RandomStore final : public decoder::StoreClient {
+class RandomStore final : public retrieval::Session {
  public:
   RandomStore(const RandomNumbers& numbers, const AttentionShape& shape, int64_t tokens, int64_t id)
       : numbers_(numbers), shape_(shape), tokens_(tokens), id_(id) {}
 
-  absl::StatusOr<v1::OpenReply> Open(const v1::Open& open) override {
-    v1::OpenReply reply;
-    reply.set_tokens(tokens_);
-    reply.set_zone_begin(open.sink());
-    reply.set_zone_end(tokens_ - open.local());
-    reply.mutable_manifest()->set_content_id(absl::StrCat("random-", id_));
-    reply.mutable_limits()->set_max_top_k(tokens_);
-    reply.mutable_limits()->set_max_query_tokens(16);
-    reply.mutable_limits()->set_max_fetch_rows(kHeadRows * shape_.kv_heads);
-    reply.mutable_limits()->set_max_result_bytes(int64_t{1} << 30);
-    return reply;
+  absl::StatusOr<retrieval::Opened> Open(const retrieval::OpenRequest& open) override {
+    retrieval::Opened opened;
+    opened.context.content_id = absl::StrCat("random-", id_);
+    opened.context.shape = shape_;
+    opened.context.tokens = tokens_;
+    opened.zone = {open.sink, tokens_ - open.local};
+    opened.limits = {.max_top_k = tokens_,
+                     .max_query_tokens = 16,
+                     .max_fetch_rows = kHeadRows * shape_.kv_heads,
+                     .max_result_bytes = int64_t{1} << 30};
+    return opened;
   }
-  absl::StatusOr<decoder::RequestId> Send(v1::Query) override {
+  absl::StatusOr<retrieval::RequestId> Send(retrieval::Query) override {
     return absl::UnimplementedError("rows are here alone");
   }
-  absl::StatusOr<decoder::RequestId> Send(v1::FetchRows fetch) override {
+  absl::StatusOr<retrieval::RequestId> Send(retrieval::Fetch fetch) override {
     asked_[++last_] = std::move(fetch);
     return last_;
   }
-  absl::StatusOr<v1::SessionReply> Next(decoder::RequestId id) override {
-    const v1::FetchRows& fetch = asked_[id];
-    const int64_t rows = fetch.range().end() - fetch.range().begin();
-    v1::SessionReply reply;
-    reply.set_last(true);
+  absl::StatusOr<retrieval::Part> Next(retrieval::RequestId id) override {
+    const retrieval::Fetch fetch = asked_[id];
+    const int64_t rows = fetch.range.rows();
+    retrieval::Part part;
+    part.last = true;
     for (int32_t head = 0; head < shape_.kv_heads; ++head) {
-      auto* const block = reply.mutable_fetch_rows()->add_blocks();
-      block->set_kv_head(static_cast<uint32_t>(head));
-      uint64_t seed = static_cast<uint64_t>(((id_ * 64 + fetch.layer()) * 64 + head) * 1'000'000 +
-                                            fetch.range().begin());
-      for (auto* const tensor : {block->mutable_k(), block->mutable_v()}) {
-        tensor->set_dtype(v1::Tensor::BF16);
-        tensor->add_shape(rows);
-        tensor->add_shape(shape_.head_dim);
-        tensor->set_data(numbers_.Some(seed++, rows * shape_.head_dim));
+      retrieval::Piece& piece = part.pieces.emplace_back();
+      piece.kv_head = KvHead(head);
+      piece.rows = rows;
+      uint64_t seed = static_cast<uint64_t>(
+          ((id_ * 64 + fetch.layer.value()) * 64 + head) * 1'000'000 + fetch.range.begin);
+      for (auto* const to : {&piece.k, &piece.v}) {
+        const uint16_t* const some = numbers_.Some(seed++, rows * shape_.head_dim);
+        for (int64_t j = 0; j < rows; ++j) to->push_back(some + j * shape_.head_dim);
       }
     }
     asked_.erase(id);
-    return reply;
+    return part;
   }
-  void Forget(decoder::RequestId id) override { asked_.erase(id); }
+  void Forget(retrieval::RequestId id) override { asked_.erase(id); }
   bool broken() const override { return false; }
   int64_t bytes_sent() const override { return 0; }
   int64_t bytes_received() const override { return 0; }
@@ -117,8 +115,8 @@ class RandomStore final : public decoder::StoreClient {
   const RandomNumbers& numbers_;
   const AttentionShape shape_;
   const int64_t tokens_, id_;
-  decoder::RequestId last_ = 0;
-  std::map<decoder::RequestId, v1::FetchRows> asked_;
+  retrieval::RequestId last_ = 0;
+  std::map<retrieval::RequestId, retrieval::Fetch> asked_;
 };
 
 struct Flags {

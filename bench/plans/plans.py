@@ -118,7 +118,8 @@ class Bench:
                 for number, (_, text, _) in enumerate(answers):
                     texts.setdefault(number, set()).add(text)
                 self.write({"what": "api", "length": length, "way": way, "clients": count, "taken": answers[0][2],
-                            "tokens_per_s": sum(answer[0] for answer in answers) / seconds})
+                            "tokens_per_s": sum(answer[0] for answer in answers) / seconds,
+                            "tokens_per_answer": statistics.mean(answer[0] for answer in answers)})
             self.write({"what": "alike", "length": length, "way": way,
                         "questions": len(texts), "alike": sum(len(all_of) == 1 for all_of in texts.values())})
         server.send_signal(signal.SIGTERM)

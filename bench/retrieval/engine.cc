@@ -77,7 +77,7 @@ class EngineRun {
     config.search_threads = case_.threads;
     config.memory_budget_bytes = int64_t{8} << 30;
     ASSIGN_OR_RETURN(engine_, kvstore::Engine::Create(config, std::move(store)));
-    kvstore::OpenRequest request{.context = case_.name, .sink = kSink, .local = kLocal};
+    kvstore::OpenRequest request{{.context = case_.name, .sink = kSink, .local = kLocal}};
     for (const auto& field : manifest_.fingerprint().fields()) {
       request.fingerprint.emplace_back(field.name(), field.value());
     }
@@ -89,7 +89,7 @@ class EngineRun {
 
   absl::StatusOr<std::vector<float>> Ask(Layer layer, int64_t token,
                                          const select::Selection& selection) {
-    QueryRequest request{.layer = layer, .tokens = 1};
+    QueryRequest request{{.layer = layer, .tokens = 1}};
     for (const HeadCase& head : heads_[layer.value()]) {
       const auto& q = head.queries[token % static_cast<int64_t>(head.queries.size())];
       request.queries.insert(request.queries.end(), q.begin(), q.end());

@@ -3,6 +3,7 @@ lines on stdout. Any number of clients asks the same questions of the same docum
 numbers of clients take turns: a machine's speed changes from minute to minute. llama.cpp, which takes minutes for each, has
 one turn. It reads each document once; its slots then hold one document each, as many times as there are clients."""
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -38,8 +39,9 @@ def run(command):
 
 
 class Carrel:
-    def __init__(self, args):
+    def __init__(self, args, zone):
         self.args = args
+        self.zone = zone
         self.store = os.path.join(args.folder, "store")
         for i, text in enumerate(args.texts):
             path = os.path.join(args.folder, f"d{i}.txt")
@@ -54,7 +56,7 @@ class Carrel:
     def __enter__(self):
         self.server = subprocess.Popen(
             [self.args.carrel, "api", "--model", self.args.gguf, "--store", self.store, "--listen", "127.0.0.1:0", "--read-only",
-             "--model-name", "m", *self.args.carrel_flags.split()], stderr=subprocess.PIPE, text=True)
+             "--model-name", "m", "--zone", self.zone, *self.args.carrel_flags.split()], stderr=subprocess.PIPE, text=True)
         for line in self.server.stderr:
             found = re.search(r"on (http://[0-9.:]+)/v1", line)
             if found:
@@ -147,6 +149,7 @@ def main():
     for name in ("carrel", "gguf", "document", "folder"):
         parser.add_argument("--" + name, required=True)
     parser.add_argument("--carrel-flags", default="")
+    parser.add_argument("--zone", action="append", help="of carrel api, auto by default; several take turns, each a server of its own")
     parser.add_argument("--turns", type=int, default=3, help="of each number of clients, in turn")
     parser.add_argument("--max-tokens", type=int, default=24, help="of an answer")
     parser.add_argument("--no-peer", action="store_true")
@@ -163,19 +166,23 @@ def main():
         text = file.read()
     args.texts = [cut(text, i) for i in range(DOCUMENTS)]
     said = {}
-    turns = {clients: [] for clients in args.clients}
-    with Carrel(args) as carrel:
-        for clients in args.clients:
-            warm(carrel, clients)
+    zones = args.zone or ["auto"]
+    name = {zone: f"carrel api --zone {zone}" if args.zone else "carrel api" for zone in zones}
+    turns = {(zone, clients): [] for zone in zones for clients in args.clients}
+    with contextlib.ExitStack() as servers:
+        carrels = {zone: servers.enter_context(Carrel(args, zone)) for zone in zones}
+        for zone, clients in turns:
+            warm(carrels[zone], clients)
         for _ in range(args.turns):
             for clients in args.clients:
-                turns[clients].append(turn("carrel api", carrel, clients))
-                differing = [answer.name for answer in turns[clients][-1][0]
-                             if not answer.error and said.setdefault(answer.name, answer.text) != answer.text]
-                if differing:
-                    sys.exit(f"bench service: with {clients} clients other answers than before: {differing[:3]}")
-    for clients in args.clients:
-        report("carrel api", clients, turns[clients])
+                for zone in zones:
+                    turns[zone, clients].append(turn(name[zone], carrels[zone], clients))
+                    differing = [answer.name for answer in turns[zone, clients][-1][0]
+                                 if not answer.error and said.setdefault((zone, answer.name), answer.text) != answer.text]
+                    if differing:
+                        sys.exit(f"bench service: with {clients} clients other answers than before: {differing[:3]}")
+    for (zone, clients), of_zone in turns.items():
+        report(name[zone], clients, of_zone)
     if not args.no_peer:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         for clients in args.clients:

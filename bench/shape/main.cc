@@ -240,7 +240,7 @@ absl::Status Run(const Flags& flags) {
   ASSIGN_OR_RETURN(const v1::Manifest manifest, store->store()->GetManifest(flags.context));
   TakeFingerprint(manifest, checkpoint);
   if (!flags.device.empty()) return Ways(flags, manifest, std::move(checkpoint), store);
-  ASSIGN_OR_RETURN(std::unique_ptr<decoder::StoreClient> client, store->NewClient(&pool));
+  ASSIGN_OR_RETURN(std::unique_ptr<retrieval::Session> client, store->NewClient(&pool));
   decoder::RetrievalConfig config;
   config.dense_layers = 0;
   config.selection = decoder::FidelityOptions{decoder::TargetError(decoder::Fidelity::kBalanced)};

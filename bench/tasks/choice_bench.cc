@@ -20,6 +20,7 @@
 #include "carrel/v1/context.pb.h"
 #include "common/dtype.h"
 #include "common/status.h"
+#include "decoder/client/wire.h"
 #include "decoder/decoder.h"
 #include "decoder/fidelity.h"
 #include "decoder/select/key_scores.h"
@@ -265,10 +266,8 @@ class Judge {
         scores.push_back(head.scores[static_cast<size_t>(g * zone_.rows() + row - zone_.begin)]);
       }
     }
-    decoder::RestRequest request;
-    request.layer = layer;
-    request.head = kv;
-    request.q = q;
+    retrieval::EstimateRequest request;
+    request.queries = q;
     request.group = shape_.group();
     request.scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
     request.zone = zone_;
@@ -277,7 +276,7 @@ class Judge {
     request.bound = selected.bound.empty() ? nullptr : selected.bound.data();
     request.out = out.data();
     request.lse = lse.data();
-    CARREL_CHECK(rows_.EstimateRest(request).ok());
+    CARREL_CHECK(rows_.EstimateRest(layer, kv, request).ok());
   }
 
   const AttentionShape shape_;
@@ -318,18 +317,17 @@ absl::StatusOr<std::vector<Candidate>> MakeCandidates(absl::Span<char* const> ar
       candidates.push_back(std::move(one));
     }
     if (!from.has_summaries()) continue;
-    ASSIGN_OR_RETURN(Candidate term,
-                     MakeCandidate("term", "exact:scan=stored", rows, shape, zone, from, pool));
+    ASSIGN_OR_RETURN(Candidate term, MakeCandidate("term", "exact", rows, shape, zone, from, pool));
     term.term = true;
     candidates.push_back(std::move(term));
   }
   if (!from.has_summaries()) return candidates;
   ASSIGN_OR_RETURN(const std::vector<decoder::HeadErrors> errors,
-                   decoder::ErrorsOf(manifest, /*estimate=*/true));
+                   decoder::ErrorsOf(decoder::FactsOf(manifest), /*estimate=*/true));
   for (const bool term : {false, true}) {
     ASSIGN_OR_RETURN(Candidate balanced,
-                     MakeCandidate(term ? "balanced" : "balanced without the term",
-                                   "exact:scan=stored", 0, shape, zone, from, pool));
+                     MakeCandidate(term ? "balanced" : "balanced without the term", "exact", 0,
+                                   shape, zone, from, pool));
     balanced.plan = decoder::PlanRows(errors, 0, zone.rows(),
                                       decoder::TargetError(decoder::Fidelity::kBalanced))
                         .rows;

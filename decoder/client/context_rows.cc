@@ -7,14 +7,14 @@
 
 namespace carrel::decoder {
 
-absl::Status ReadContextRows(StoreClient* client, const AttentionShape& shape,
+absl::Status ReadContextRows(retrieval::Session* client, const AttentionShape& shape,
                              absl::Span<const RowRange> ranges, int64_t max_fetch_rows,
                              absl::FunctionRef<absl::Status(const ContextRows&)> take) {
   return ReadContextRows(
       client, shape, [&](Layer) { return ranges; }, max_fetch_rows, take);
 }
 
-absl::Status ReadContextRows(StoreClient* client, const AttentionShape& shape,
+absl::Status ReadContextRows(retrieval::Session* client, const AttentionShape& shape,
                              absl::FunctionRef<absl::Span<const RowRange>(Layer)> ranges,
                              int64_t max_fetch_rows,
                              absl::FunctionRef<absl::Status(const ContextRows&)> take) {

@@ -20,11 +20,11 @@ struct ContextRows {
   const void* v = nullptr;
 };
 
-absl::Status ReadContextRows(StoreClient* client, const AttentionShape& shape,
+absl::Status ReadContextRows(retrieval::Session* client, const AttentionShape& shape,
                              absl::Span<const RowRange> ranges, int64_t max_fetch_rows,
                              absl::FunctionRef<absl::Status(const ContextRows&)> take);
 // The same with ranges of each layer's own; what `ranges` returns stays valid until the next call.
-absl::Status ReadContextRows(StoreClient* client, const AttentionShape& shape,
+absl::Status ReadContextRows(retrieval::Session* client, const AttentionShape& shape,
                              absl::FunctionRef<absl::Span<const RowRange>(Layer)> ranges,
                              int64_t max_fetch_rows,
                              absl::FunctionRef<absl::Status(const ContextRows&)> take);

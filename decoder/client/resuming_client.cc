@@ -8,12 +8,19 @@
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "carrel/v1/retrieval.pb.h"
+#include "common/routing.h"
 #include "common/status.h"
-#include "decoder/client/store_client_replies.h"
+#include "retrieval/errors.h"
 
 namespace carrel::decoder {
 namespace {
+
+using retrieval::Fetch;
+using retrieval::Opened;
+using retrieval::OpenRequest;
+using retrieval::Part;
+using retrieval::Query;
+using retrieval::RequestId;
 
 constexpr absl::Duration kFirstPause = absl::Milliseconds(50);
 constexpr absl::Duration kLongestPause = absl::Seconds(2);
@@ -44,14 +51,14 @@ bool MayPass(const absl::Status& status) {
 //   1. requests_ holds what was sent and is neither forgotten nor taken to its last part, and
 //      candidates_ the speculative queries that the store keeps candidates of; by our ids, ascending.
 //   2. Each of requests_ was sent on client_, or client_ is broken.
-class ResumingClient final : public StoreClient {
+class ResumingClient final : public retrieval::Session {
  public:
   explicit ResumingClient(ResumeConfig config) : config_(std::move(config)) {}
 
-  absl::StatusOr<v1::OpenReply> Open(const v1::Open& open) override;
-  absl::StatusOr<RequestId> Send(v1::Query query) override;
-  absl::StatusOr<RequestId> Send(v1::FetchRows fetch) override;
-  absl::StatusOr<v1::SessionReply> Next(RequestId id) override;
+  absl::StatusOr<Opened> Open(const OpenRequest& open) override;
+  absl::StatusOr<RequestId> Send(Query query) override;
+  absl::StatusOr<RequestId> Send(Fetch fetch) override;
+  absl::StatusOr<Part> Next(RequestId id) override;
   void Forget(RequestId id) override;
   bool broken() const override { return client_ == nullptr || client_->broken(); }
   int64_t bytes_sent() const override {
@@ -63,11 +70,11 @@ class ResumingClient final : public StoreClient {
 
  private:
   struct Request {
-    v1::Query query;
-    std::optional<v1::FetchRows> fetch;  // instead of query
-    RequestId sent_as = 0;               // on client_
-    std::vector<size_t> taken;           // bytes of each part that was handed out
-    size_t skip = 0;                     // of the parts to come, those that were
+    Query query;
+    std::optional<Fetch> fetch;  // instead of query
+    RequestId sent_as = 0;       // on client_
+    std::vector<int64_t> taken;  // bytes of each part that was handed out
+    size_t skip = 0;             // of the parts to come, those that were
   };
 
   absl::Status ConnectAndOpen(absl::Duration within);
@@ -82,9 +89,9 @@ class ResumingClient final : public StoreClient {
   }
 
   const ResumeConfig config_;
-  std::unique_ptr<StoreClient> client_;  // null before Open, and while there is no store
-  v1::Open open_;
-  v1::OpenReply opened_;
+  std::unique_ptr<retrieval::Session> client_;  // null before Open, and while there is no store
+  OpenRequest open_;
+  Opened opened_;
   bool is_open_ = false;
   RequestId next_id_ = 1;
   std::map<RequestId, Request> requests_;
@@ -101,24 +108,21 @@ void ResumingClient::Disconnect() {
 
 absl::Status ResumingClient::ConnectAndOpen(absl::Duration within) {
   Disconnect();
-  ASSIGN_OR_RETURN(client_, config_.connect(std::min(within, kLongestConnect), open_.context()));
-  ASSIGN_OR_RETURN(v1::OpenReply opened, client_->Open(open_));
+  ASSIGN_OR_RETURN(client_, config_.connect(std::min(within, kLongestConnect), open_.context));
+  ASSIGN_OR_RETURN(Opened opened, client_->Open(open_));
   if (!is_open_) {
     opened_ = std::move(opened);
     return absl::OkStatus();
   }
-  const auto same = [&](const v1::OpenReply& reply) {
-    return reply.manifest().SerializeAsString();
-  };
-  if (same(opened) != same(opened_) || opened.tokens() != opened_.tokens() ||
-      opened.zone_begin() != opened_.zone_begin() || opened.zone_end() != opened_.zone_end()) {
+  if (opened.manifest != opened_.manifest || opened.context.tokens != opened_.context.tokens ||
+      opened.zone != opened_.zone) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "context ", open_.context(), ": the store came back with another one of this name"));
+        "context ", open_.context, ": the store came back with another one of this name"));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<v1::OpenReply> ResumingClient::Open(const v1::Open& open) {
+absl::StatusOr<Opened> ResumingClient::Open(const OpenRequest& open) {
   open_ = open;
   const bool retry = config_.retry_for > absl::ZeroDuration();
   const absl::Time until = absl::Now() + config_.open_within;
@@ -134,8 +138,7 @@ absl::StatusOr<v1::OpenReply> ResumingClient::Open(const v1::Open& open) {
   RETURN_IF_ERROR(status);
   is_open_ = true;
   // Whatever the store comes back with must be this.
-  if (!opened_.manifest().content_id().empty())
-    open_.set_content_id(opened_.manifest().content_id());
+  if (!opened_.context.content_id.empty()) open_.content_id = opened_.context.content_id;
   return opened_;
 }
 
@@ -145,15 +148,15 @@ absl::Status ResumingClient::SendOne(Request& request) {
   if (request.fetch.has_value()) {
     sent = client_->Send(*request.fetch);
   } else {
-    v1::Query query = request.query;
-    if (query.among_candidates_of() != 0) {
-      const auto of = candidates_.find(query.among_candidates_of());
+    Query query = request.query;
+    if (query.among_candidates_of != 0) {
+      const auto of = candidates_.find(query.among_candidates_of);
       if (of == candidates_.end()) {
         return absl::InvalidArgumentError(
-            absl::StrCat("query: among_candidates_of=", query.among_candidates_of(),
+            absl::StrCat("query: among_candidates_of=", query.among_candidates_of,
                          " keeps no candidates (any more)"));
       }
-      query.set_among_candidates_of(of->second.sent_as);
+      query.among_candidates_of = of->second.sent_as;
     }
     sent = client_->Send(std::move(query));
   }
@@ -214,13 +217,11 @@ absl::StatusOr<RequestId> ResumingClient::Add(Request request) {
   absl::Status status =
       client_ == nullptr ? absl::UnavailableError("the store is gone") : SendOne(request);
   if (!status.ok() && !broken()) return status;
-  const bool keeps =
-      !request.fetch.has_value() && request.query.speculative() && request.query.want() == v1::IDS;
+  const bool keeps = !request.fetch.has_value() && request.query.keeps_candidates();
   if (keeps) {
     candidates_[id] = request;
     // The store keeps no more either.
-    const auto most =
-        static_cast<size_t>(std::max<int64_t>(1, opened_.limits().max_candidate_sets()));
+    const auto most = static_cast<size_t>(std::max<int64_t>(1, opened_.limits.max_candidate_sets));
     while (candidates_.size() > most) candidates_.erase(candidates_.begin());
   }
   requests_[id] = std::move(request);
@@ -233,28 +234,27 @@ absl::StatusOr<RequestId> ResumingClient::Add(Request request) {
   return id;
 }
 
-absl::StatusOr<RequestId> ResumingClient::Send(v1::Query query) {
+absl::StatusOr<RequestId> ResumingClient::Send(Query query) {
   Request request;
   request.query = std::move(query);
   return Add(std::move(request));
 }
 
-absl::StatusOr<RequestId> ResumingClient::Send(v1::FetchRows fetch) {
+absl::StatusOr<RequestId> ResumingClient::Send(Fetch fetch) {
   Request request;
   request.fetch = std::move(fetch);
   return Add(std::move(request));
 }
 
-absl::StatusOr<v1::SessionReply> ResumingClient::Next(RequestId id) {
+absl::StatusOr<Part> ResumingClient::Next(RequestId id) {
   const auto it = requests_.find(id);
   if (it == requests_.end()) {
-    return NothingToCome(id);
+    return retrieval::NothingToCome(id);
   }
   Request& request = it->second;
   for (;;) {
-    absl::StatusOr<v1::SessionReply> reply = client_ == nullptr
-                                                 ? absl::UnavailableError("the store is gone")
-                                                 : client_->Next(request.sent_as);
+    absl::StatusOr<Part> reply = client_ == nullptr ? absl::UnavailableError("the store is gone")
+                                                    : client_->Next(request.sent_as);
     if (!reply.ok()) {
       // An answer that is an error, also of a store that has died since, stands.
       if (!broken() || !absl::IsUnavailable(reply.status())) {
@@ -264,18 +264,16 @@ absl::StatusOr<v1::SessionReply> ResumingClient::Next(RequestId id) {
       RETURN_IF_ERROR(Resume(reply.status()));
       continue;
     }
-    reply->clear_request_id();
-    const size_t bytes = reply->ByteSizeLong();
+    const int64_t bytes = reply->bytes;
     if (request.skip > 0) {
-      const size_t before = request.taken[request.taken.size() - request.skip--];
-      if (bytes == before && !reply->last()) continue;
+      const int64_t before = request.taken[request.taken.size() - request.skip--];
+      if (bytes == before && !reply->last) continue;
       return absl::DataLossError(
           absl::StrCat("request ", id, ": the store that came back answers in other parts: ", bytes,
                        " bytes where there were ", before));
     }
     request.taken.push_back(bytes);
-    reply->set_request_id(id);
-    if (reply->last()) requests_.erase(it);
+    if (reply->last) requests_.erase(it);
     return reply;
   }
 }
@@ -290,7 +288,7 @@ void ResumingClient::Forget(RequestId id) {
 
 }  // namespace
 
-std::unique_ptr<StoreClient> MakeResumingClient(ResumeConfig config) {
+std::unique_ptr<retrieval::Session> MakeResumingClient(ResumeConfig config) {
   return std::make_unique<ResumingClient>(std::move(config));
 }
 

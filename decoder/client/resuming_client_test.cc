@@ -4,7 +4,6 @@
 #include <map>
 
 #include "absl/time/clock.h"
-#include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
 #include "common/test_util.h"
 
@@ -12,50 +11,49 @@ namespace carrel::decoder {
 namespace {
 
 using absl::StatusCode;
+using retrieval::RequestId;
 
 // What stores were asked, in order, as text.
 using Log = std::vector<std::string>;
 
 // One stream to a store: answers as told until it breaks.
-class FakeStream : public StoreClient {
+class FakeStream : public retrieval::Session {
  public:
   struct Script {
     std::string content_id = "c0ffee";
-    int answers = 1000;           // parts that are given before the stream breaks
-    int parts = 2;                // of each reply
-    uint64_t layer_of_parts = 0;  // makes parts longer
+    int answers = 1000;  // parts that are given before the stream breaks
+    int parts = 2;       // of each reply
+    int64_t longer = 0;  // bytes of each part
     absl::Status open = absl::OkStatus();
   };
   FakeStream(Script script, Log* log) : script_(std::move(script)), log_(log) {}
 
-  absl::StatusOr<v1::OpenReply> Open(const v1::Open& open) override {
-    log_->push_back(absl::StrCat("open ", open.context(), " ", open.content_id()));
+  absl::StatusOr<retrieval::Opened> Open(const retrieval::OpenRequest& open) override {
+    log_->push_back(absl::StrCat("open ", open.context, " ", open.content_id));
     RETURN_IF_ERROR(script_.open);
-    v1::OpenReply reply;
-    reply.set_tokens(100);
-    reply.mutable_manifest()->set_content_id(script_.content_id);
-    reply.mutable_limits()->set_max_candidate_sets(2);
-    return reply;
+    retrieval::Opened opened;
+    opened.context.tokens = 100;
+    opened.context.content_id = opened.manifest = script_.content_id;
+    opened.limits.max_candidate_sets = 2;
+    return opened;
   }
-  absl::StatusOr<RequestId> Send(v1::Query query) override {
-    const std::string among = query.among_candidates_of() == 0
-                                  ? ""
-                                  : absl::StrCat(" among ", query.among_candidates_of());
-    return Sent(absl::StrCat("query ", query.layer(), among), query.layer());
+  absl::StatusOr<RequestId> Send(retrieval::Query query) override {
+    const std::string among =
+        query.among_candidates_of == 0 ? "" : absl::StrCat(" among ", query.among_candidates_of);
+    return Sent(absl::StrCat("query ", query.layer.value(), among), query.layer.value());
   }
-  absl::StatusOr<RequestId> Send(v1::FetchRows fetch) override {
-    return Sent(absl::StrCat("fetch ", fetch.layer()), fetch.layer());
+  absl::StatusOr<RequestId> Send(retrieval::Fetch fetch) override {
+    return Sent(absl::StrCat("fetch ", fetch.layer.value()), fetch.layer.value());
   }
-  absl::StatusOr<v1::SessionReply> Next(RequestId id) override {
+  absl::StatusOr<retrieval::Part> Next(RequestId id) override {
     if (given_ == script_.answers) return Gone();
     ++given_;
-    const int part = ++parts_[id];
-    v1::SessionReply reply;
-    reply.set_request_id(id);
-    reply.set_last(part == script_.parts);
-    reply.mutable_query()->set_layer(static_cast<uint32_t>(layers_[id] + script_.layer_of_parts));
-    reply.mutable_query()->mutable_statistics()->set_rows(part);
-    return reply;
+    retrieval::Part part;
+    part.statistics.candidates = layers_[id];
+    part.statistics.rows = ++parts_[id];
+    part.last = parts_[id] == script_.parts;
+    part.bytes = 100 + script_.longer;
+    return part;
   }
   void Forget(RequestId id) override { log_->push_back(absl::StrCat("forget ", id)); }
   bool broken() const override { return broken_; }
@@ -67,7 +65,7 @@ class FakeStream : public StoreClient {
     broken_ = true;
     return absl::UnavailableError("the store is gone");
   }
-  absl::StatusOr<RequestId> Sent(const std::string& what, uint32_t layer) {
+  absl::StatusOr<RequestId> Sent(const std::string& what, int32_t layer) {
     if (given_ == script_.answers) return Gone();
     const RequestId id = ++last_id_;
     log_->push_back(absl::StrCat(what, " as ", id));
@@ -80,18 +78,18 @@ class FakeStream : public StoreClient {
   int given_ = 0;
   RequestId last_id_ = 0;
   std::map<RequestId, int> parts_;
-  std::map<RequestId, uint32_t> layers_;
+  std::map<RequestId, int32_t> layers_;
 };
 
 class ResumingClientTest : public testing::Test {
  protected:
   // Streams in the order in which they are connected; afterwards there is no store.
-  std::unique_ptr<StoreClient> Client(std::deque<FakeStream::Script> scripts,
-                                      absl::Duration retry_for = absl::Seconds(20)) {
+  std::unique_ptr<retrieval::Session> Client(std::deque<FakeStream::Script> scripts,
+                                             absl::Duration retry_for = absl::Seconds(20)) {
     auto left = std::make_shared<std::deque<FakeStream::Script>>(std::move(scripts));
     return MakeResumingClient({.connect = [this, left](absl::Duration, const std::string& context)
-                                   -> absl::StatusOr<std::unique_ptr<StoreClient>> {
-                                 EXPECT_EQ(context, MakeOpen().context());
+                                   -> absl::StatusOr<std::unique_ptr<retrieval::Session>> {
+                                 EXPECT_EQ(context, MakeOpen().context);
                                  ++connects_;
                                  if (left->empty()) return absl::UnavailableError("no server");
                                  auto stream = std::make_unique<FakeStream>(left->front(), &log_);
@@ -102,26 +100,21 @@ class ResumingClientTest : public testing::Test {
                                .open_within = absl::Milliseconds(300),
                                .tell = [this](const std::string& what) { told_.push_back(what); }});
   }
-  static v1::Open MakeOpen() {
-    v1::Open open;
-    open.set_context("report");
-    return open;
-  }
-  static v1::Query Query(uint32_t layer, bool speculative = false, RequestId among = 0) {
-    v1::Query query;
-    query.set_layer(layer);
-    query.set_want(speculative ? v1::IDS : v1::ATTEND);
-    query.set_speculative(speculative);
-    query.set_among_candidates_of(among);
+  static retrieval::OpenRequest MakeOpen() { return {.context = "report"}; }
+  static retrieval::Query Query(int32_t layer, bool speculative = false, RequestId among = 0) {
+    retrieval::Query query;
+    query.layer = Layer(layer);
+    query.want = speculative ? retrieval::Want::kIds : retrieval::Want::kAttend;
+    query.speculative = speculative;
+    query.among_candidates_of = among;
     return query;
   }
   // "layer:part"
-  static std::string Next(StoreClient& client, RequestId id) {
-    const auto reply = client.Next(id);
-    if (!reply.ok()) return reply.status().ToString();
-    EXPECT_EQ(reply->request_id(), id);
-    return absl::StrCat(reply->query().layer(), ":", reply->query().statistics().rows(),
-                        reply->last() ? " last" : "");
+  static std::string Next(retrieval::Session& client, RequestId id) {
+    const auto part = client.Next(id);
+    if (!part.ok()) return part.status().ToString();
+    return absl::StrCat(part->statistics.candidates, ":", part->statistics.rows,
+                        part->last ? " last" : "");
   }
 
   Log log_, told_;
@@ -132,7 +125,7 @@ TEST_F(ResumingClientTest, BrokenBetweenParts_OutstandingRequestsGoOnWhereTheyWe
   const auto client = Client({{.answers = 3}, {.answers = 0}, {}});
   CARREL_ASSERT_OK(client->Open(MakeOpen()));
   const RequestId done = *client->Send(Query(1)), half = *client->Send(Query(2)),
-                  fetch = *client->Send(v1::FetchRows());
+                  fetch = *client->Send(retrieval::Fetch());
   EXPECT_EQ(Next(*client, done), "1:1");
   EXPECT_EQ(Next(*client, done), "1:2 last");
   EXPECT_EQ(Next(*client, half), "2:1");
@@ -181,7 +174,7 @@ TEST_F(ResumingClientTest, AnotherContextOfTheName_IsRefused) {
 }
 
 TEST_F(ResumingClientTest, OtherParts_AreRefused) {
-  const auto client = Client({{.answers = 1}, {.layer_of_parts = 1000}});
+  const auto client = Client({{.answers = 1}, {.longer = 1}});
   CARREL_ASSERT_OK(client->Open(MakeOpen()));
   const RequestId id = *client->Send(Query(1));
   EXPECT_EQ(Next(*client, id), "1:1");

@@ -4,14 +4,12 @@
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
-#include "decoder/client/wire.h"
 
 namespace carrel::decoder {
 
-RowStream::RowStream(StoreClient* client, const AttentionShape& shape, Layer layer, RowRange range,
-                     int64_t max_fetch_rows)
+RowStream::RowStream(retrieval::Session* client, const AttentionShape& shape, Layer layer,
+                     RowRange range, int64_t max_fetch_rows)
     : client_(client),
       shape_(shape),
       layer_(layer),
@@ -22,11 +20,8 @@ RowStream::RowStream(StoreClient* client, const AttentionShape& shape, Layer lay
 absl::Status RowStream::SendNext() {
   if (next_ >= range_.end) return absl::OkStatus();
   const RowRange range{next_, std::min(range_.end, next_ + rows_per_request_)};
-  v1::FetchRows fetch;
-  fetch.set_layer(layer_.value());
-  fetch.mutable_range()->set_begin(range.begin);
-  fetch.mutable_range()->set_end(range.end);
-  ASSIGN_OR_RETURN(const RequestId id, client_->Send(std::move(fetch)));
+  ASSIGN_OR_RETURN(const retrieval::RequestId id,
+                   client_->Send(retrieval::Fetch{.layer = layer_, .range = range}));
   in_flight_.push_back({id, range});
   next_ = range.end;
   return absl::OkStatus();
@@ -51,27 +46,26 @@ absl::Status RowStream::Drain(Sink sink, double* waited_us, int64_t* bytes) {
 
 absl::Status RowStream::DrainOne(const Request& request, Sink sink, double* waited_us,
                                  int64_t* bytes) {
-  const int64_t d = shape_.head_dim;
   std::vector<int64_t> seen(shape_.kv_heads, 0);
   for (bool last = false; !last;) {
     const absl::Time start = absl::Now();
-    ASSIGN_OR_RETURN(const v1::SessionReply reply, client_->Next(request.id));
+    ASSIGN_OR_RETURN(const retrieval::Part part, client_->Next(request.id));
     *waited_us += absl::ToDoubleMicroseconds(absl::Now() - start);
-    *bytes += static_cast<int64_t>(reply.ByteSizeLong());
-    last = reply.last();
-    for (const v1::FetchRowsReply::RowBlock& block : reply.fetch_rows().blocks()) {
-      const int64_t rows = Dimension(block.k(), 0);
-      RETURN_IF_ERROR(CheckBf16(block.k(), {rows, d}, "K rows"));
-      RETURN_IF_ERROR(CheckBf16(block.v(), {rows, d}, "V rows"));
-      if (block.kv_head() >= static_cast<uint32_t>(shape_.kv_heads) ||
-          block.first() != seen[block.kv_head()]) {
+    *bytes += part.bytes;
+    last = part.last;
+    for (const retrieval::Piece& piece : part.pieces) {
+      const int32_t head = piece.kv_head.value();
+      if (head < 0 || head >= shape_.kv_heads || piece.first_row != seen[head] ||
+          piece.k.size() != piece.v.size()) {
         return absl::DataLossError(absl::StrCat("fetch rows: layer ", layer_.value(), " kv_head ",
-                                                block.kv_head(), ": block at ", block.first(),
+                                                head, ": block at ", piece.first_row,
                                                 " does not continue the rows received"));
       }
-      sink(KvHead(static_cast<int32_t>(block.kv_head())), request.range.begin + block.first(), rows,
-           block.k().data().data(), block.v().data().data());
-      seen[block.kv_head()] += rows;
+      if (piece.k.empty()) continue;
+      const auto rows = static_cast<int64_t>(piece.k.size());
+      sink(piece.kv_head, request.range.begin + piece.first_row, rows, piece.k.front(),
+           piece.v.front());
+      seen[head] += rows;
     }
   }
   for (int32_t head = 0; head < shape_.kv_heads; ++head) {

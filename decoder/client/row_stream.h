@@ -11,7 +11,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "common/ids.h"
-#include "decoder/client/store_client.h"
+#include "retrieval/session.h"
 
 namespace carrel::decoder {
 
@@ -20,7 +20,7 @@ class RowStream {
   static constexpr int kRequestsAhead = 2;
 
   // max_fetch_rows: of one request, over its heads (Limits).
-  RowStream(StoreClient* client, const AttentionShape& shape, Layer layer, RowRange range,
+  RowStream(retrieval::Session* client, const AttentionShape& shape, Layer layer, RowRange range,
             int64_t max_fetch_rows);
 
   // Sends the first requests; they are in flight from now on.
@@ -36,13 +36,13 @@ class RowStream {
 
  private:
   struct Request {
-    RequestId id;
+    retrieval::RequestId id;
     RowRange range;
   };
   absl::Status SendNext();
   absl::Status DrainOne(const Request& request, Sink sink, double* waited_us, int64_t* bytes);
 
-  StoreClient* const client_;
+  retrieval::Session* const client_;
   const AttentionShape shape_;
   const Layer layer_;
   const RowRange range_;

@@ -18,7 +18,7 @@ std::shared_ptr<grpc::ChannelCredentials> CredentialsOf(const ServerLogin& login
 // Of a channel to an address: what keeps gRPC from asking a proxy for this machine itself.
 grpc::ChannelArguments ProxyArguments(const std::string& address);
 
-// What may be the matter if nobody answers: ", or it wants TLS (--tls-ca)".
+// A hint where no server answers: ", or it wants TLS (--tls-ca)".
 std::string HintOf(const ServerLogin& login);
 
 }  // namespace carrel::decoder

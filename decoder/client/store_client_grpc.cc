@@ -5,6 +5,7 @@
 #include <deque>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -18,11 +19,13 @@
 #include "common/status.h"
 #include "common/thrown.h"
 #include "decoder/client/store_client_credentials.h"
-#include "decoder/client/store_client_replies.h"
+#include "decoder/client/wire.h"
+#include "retrieval/errors.h"
 
 namespace carrel::decoder {
 namespace {
 
+using retrieval::RequestId;
 using Clock = std::chrono::steady_clock;
 
 // A part of a reply is about a megabyte by default, and 32 by the store's upper limit.
@@ -76,7 +79,7 @@ grpc::ChannelArguments MakeChannelArguments(const std::string& address) {
 //      wakes then.
 //   2. pending_ holds what was sent and is neither forgotten and complete nor taken to its last
 //      part.
-class GrpcStoreClient : public StoreClient {
+class GrpcStoreClient : public retrieval::Session {
  public:
   GrpcStoreClient(const std::shared_ptr<grpc::Channel>& channel, const std::string& key,
                   absl::Duration request_timeout, const std::string& context)
@@ -96,10 +99,10 @@ class GrpcStoreClient : public StoreClient {
 
   absl::Status AwaitServer(absl::Time deadline);
 
-  absl::StatusOr<v1::OpenReply> Open(const v1::Open& open) override;
-  absl::StatusOr<RequestId> Send(v1::Query query) override;
-  absl::StatusOr<RequestId> Send(v1::FetchRows fetch) override;
-  absl::StatusOr<v1::SessionReply> Next(RequestId id) override;
+  absl::StatusOr<retrieval::Opened> Open(const retrieval::OpenRequest& open) override;
+  absl::StatusOr<RequestId> Send(retrieval::Query query) override;
+  absl::StatusOr<RequestId> Send(retrieval::Fetch fetch) override;
+  absl::StatusOr<retrieval::Part> Next(RequestId id) override;
   void Forget(RequestId id) override;
   bool broken() const override {
     absl::MutexLock lock(&mu_);
@@ -125,7 +128,9 @@ class GrpcStoreClient : public StoreClient {
   void ReadAll();
   // False: the reply belongs to no request.
   bool Receive(v1::SessionReply reply);
-  absl::StatusOr<RequestId> SendRequest(v1::SessionRequest& request);
+  absl::StatusOr<RequestId> SendRequest(const std::string& what, v1::SessionRequest& request);
+  // The next reply, and what it is to.
+  absl::StatusOr<std::pair<v1::SessionReply, std::string>> NextReply(RequestId id);
   absl::Status ended() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // How much longer an answer is waited for.
   absl::Duration TimeLeft(const Pending& pending) const;
@@ -136,6 +141,7 @@ class GrpcStoreClient : public StoreClient {
   const absl::Duration request_timeout_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::SessionRequest, v1::SessionReply>> stream_;
   RequestId next_id_ = 1;  // owned by the sending thread
+  AttentionShape shape_;   // likewise: of what was opened
 
   mutable absl::Mutex mu_;
   absl::CondVar changed_;
@@ -213,16 +219,16 @@ absl::Status GrpcStoreClient::AwaitServer(absl::Time deadline) {
   return ended_ ? ended() : absl::OkStatus();
 }
 
-absl::StatusOr<RequestId> GrpcStoreClient::SendRequest(v1::SessionRequest& request) {
+absl::StatusOr<RequestId> GrpcStoreClient::SendRequest(const std::string& what,
+                                                       v1::SessionRequest& request) {
   const RequestId id = next_id_++;
-  const std::string what = Describe(request);
   request.set_request_id(id);
   if (request_timeout_ != absl::InfiniteDuration()) {
     request.set_timeout_us(absl::ToInt64Microseconds(request_timeout_));
   }
   {
     absl::MutexLock lock(&mu_);
-    if (ended_) return AnnotateOnce(ended(), what);
+    if (ended_) return retrieval::AnnotateOnce(ended(), what);
     pending_[id].what = what;
     pending_[id].heard = Clock::now();
     bytes_sent_ += static_cast<int64_t>(request.ByteSizeLong());
@@ -232,34 +238,39 @@ absl::StatusOr<RequestId> GrpcStoreClient::SendRequest(v1::SessionRequest& reque
   absl::MutexLock lock(&mu_);
   pending_.erase(id);
   while (!ended_) changed_.Wait(&mu_);
-  return AnnotateOnce(ended(), what);
+  return retrieval::AnnotateOnce(ended(), what);
 }
 
-absl::StatusOr<v1::OpenReply> GrpcStoreClient::Open(const v1::Open& open) {
+absl::StatusOr<retrieval::Opened> GrpcStoreClient::Open(const retrieval::OpenRequest& open) {
   v1::SessionRequest request;
-  *request.mutable_open() = open;
-  ASSIGN_OR_RETURN(const RequestId id, SendRequest(request));
-  ASSIGN_OR_RETURN(v1::SessionReply reply, Next(id));
-  // The store brings the context: each word of it is heard, and waited on from anew.
-  while (reply.has_fetching() && !reply.last()) {
-    ASSIGN_OR_RETURN(reply, Next(id));
-  }
-  ASSIGN_OR_RETURN(v1::OpenReply opened, TakeOpenReply(std::move(reply), Describe(request)));
+  ToWire(open, *request.mutable_open());
+  const std::string what = Describe(open);
+  ASSIGN_OR_RETURN(const RequestId id, SendRequest(what, request));
+  v1::SessionReply reply;
+  do {  // The store brings the context: each word of it is heard, and waited on from anew.
+    ASSIGN_OR_RETURN(std::tie(reply, std::ignore), NextReply(id));
+  } while (reply.has_fetching() && !reply.last());
+  if (reply.has_error()) return PartFromWire(std::move(reply), shape_, what).status();
+  if (!reply.has_open() || !reply.last())
+    return absl::DataLossError(absl::StrCat(what, ": the store answered with something else"));
+  ASSIGN_OR_RETURN(retrieval::Opened opened, OpenedFromWire(reply.open()));
+  shape_ = opened.context.shape;
   absl::MutexLock lock(&mu_);
   open_ = true;
   return opened;
 }
 
-absl::StatusOr<RequestId> GrpcStoreClient::Send(v1::Query query) {
+absl::StatusOr<RequestId> GrpcStoreClient::Send(retrieval::Query query) {
+  if (query.scan) return absl::UnimplementedError("a store elsewhere searches its index");
   v1::SessionRequest request;
-  *request.mutable_query() = std::move(query);
-  return SendRequest(request);
+  ToWire(query, shape_, *request.mutable_query());
+  return SendRequest(Describe(query), request);
 }
 
-absl::StatusOr<RequestId> GrpcStoreClient::Send(v1::FetchRows fetch) {
+absl::StatusOr<RequestId> GrpcStoreClient::Send(retrieval::Fetch fetch) {
   v1::SessionRequest request;
-  *request.mutable_fetch_rows() = std::move(fetch);
-  return SendRequest(request);
+  ToWire(fetch, *request.mutable_fetch_rows());
+  return SendRequest(Describe(fetch), request);
 }
 
 absl::Duration GrpcStoreClient::TimeLeft(const Pending& pending) const {
@@ -274,22 +285,30 @@ absl::Status GrpcStoreClient::GiveUp(Pending& pending) const {
                                                   absl::FormatDuration(request_timeout_)));
 }
 
-absl::StatusOr<v1::SessionReply> GrpcStoreClient::Next(RequestId id) {
+absl::StatusOr<retrieval::Part> GrpcStoreClient::Next(RequestId id) {
+  ASSIGN_OR_RETURN(auto received, NextReply(id));
+  const bool last = received.first.last();
+  auto part = PartFromWire(std::move(received.first), shape_, received.second);
+  if (!part.ok() && !last) Forget(id);
+  return part;
+}
+
+absl::StatusOr<std::pair<v1::SessionReply, std::string>> GrpcStoreClient::NextReply(RequestId id) {
   absl::MutexLock lock(&mu_);
   for (;;) {
     const auto it = pending_.find(id);
     if (it == pending_.end() || it->second.forgotten) {
-      return NothingToCome(id);
+      return retrieval::NothingToCome(id);
     }
     Pending& pending = it->second;
     if (!pending.parts.empty()) {
-      v1::SessionReply reply = std::move(pending.parts.front());
+      std::pair<v1::SessionReply, std::string> reply(std::move(pending.parts.front()),
+                                                     pending.what);
       pending.parts.pop_front();
-      const std::string what = pending.what;
-      if (reply.last()) pending_.erase(it);
-      return TakeReply(std::move(reply), what);
+      if (reply.first.last()) pending_.erase(it);
+      return reply;
     }
-    if (ended_) return AnnotateOnce(ended(), pending.what);
+    if (ended_) return retrieval::AnnotateOnce(ended(), pending.what);
     const absl::Duration left = TimeLeft(pending);
     if (left <= absl::ZeroDuration()) return GiveUp(pending);
     changed_.WaitWithTimeout(&mu_, left);
@@ -320,7 +339,7 @@ bool Connects(grpc::Channel& channel, absl::Time until, bool patient) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<StoreClient>> ConnectToStore(
+absl::StatusOr<std::unique_ptr<retrieval::Session>> ConnectToStore(
     const std::string& address, absl::Duration deadline, const ServerLogin& login,
     absl::Duration request_timeout, const std::string& context, bool patient) {
   const absl::Time until = absl::Now() + deadline;
@@ -331,14 +350,14 @@ absl::StatusOr<std::unique_ptr<StoreClient>> ConnectToStore(
                                                absl::FormatDuration(deadline), HintOf(login),
                                                ProxyHint(address)));
   }
-  absl::StatusOr<std::unique_ptr<StoreClient>> client =
+  absl::StatusOr<std::unique_ptr<retrieval::Session>> client =
       OpenStoreChannel(channel, until - absl::Now(), login.key, request_timeout, context);
   if (!client.ok()) return Annotate(client.status(), absl::StrCat("connect to ", address));
   return client;
 }
 
-absl::StatusOr<std::unique_ptr<StoreClient>> OpenStoreChannel(
-    std::shared_ptr<grpc::Channel> channel, absl::Duration deadline, const std::string& key,
+absl::StatusOr<std::unique_ptr<retrieval::Session>> OpenStoreChannel(
+    const std::shared_ptr<grpc::Channel>& channel, absl::Duration deadline, const std::string& key,
     absl::Duration request_timeout, const std::string& context) {
   auto client = std::make_unique<GrpcStoreClient>(channel, key, request_timeout, context);
   RETURN_IF_ERROR(client->AwaitServer(absl::Now() + deadline));

@@ -1,7 +1,7 @@
-// What:    a StoreClient over RetrievalService.Session: one stream. With store_client_credentials.h the
+// What:    a retrieval::Session over RetrievalService.Session: one stream. With store_client_credentials.h the
 //          only place of decoder/ that knows gRPC.
 // Errors:  Unavailable no server at the address (names it) or the stream broke.
-// Threads: as StoreClient; a reader thread of the client's own receives. Destroying the client cancels
+// Threads: as Session's; a reader thread of the client's own receives. Destroying the client cancels
 //          the stream.
 #pragma once
 
@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/server_login.h"
-#include "decoder/client/store_client.h"
+#include "retrieval/session.h"
 
 namespace grpc {
 class Channel;
@@ -25,15 +25,16 @@ namespace carrel::decoder {
 // patient: a server that does not listen now may come within the deadline; false: the first refusal is final.
 // context: what is to be opened, for who stands between and chooses a server by it (the metadata kContextMetadata,
 // and common/routing.h's); empty: nothing is said.
-absl::StatusOr<std::unique_ptr<StoreClient>> ConnectToStore(
+absl::StatusOr<std::unique_ptr<retrieval::Session>> ConnectToStore(
     const std::string& address, absl::Duration deadline, const ServerLogin& login = {},
     absl::Duration request_timeout = absl::InfiniteDuration(), const std::string& context = "",
     bool patient = true);
 inline constexpr char kContextMetadata[] = "carrel-context-bin";
 
 // The same over a channel that exists. key: presented; empty: none.
-absl::StatusOr<std::unique_ptr<StoreClient>> OpenStoreChannel(
-    std::shared_ptr<grpc::Channel> channel, absl::Duration deadline, const std::string& key = "",
-    absl::Duration request_timeout = absl::InfiniteDuration(), const std::string& context = "");
+absl::StatusOr<std::unique_ptr<retrieval::Session>> OpenStoreChannel(
+    const std::shared_ptr<grpc::Channel>& channel, absl::Duration deadline,
+    const std::string& key = "", absl::Duration request_timeout = absl::InfiniteDuration(),
+    const std::string& context = "");
 
 }  // namespace carrel::decoder

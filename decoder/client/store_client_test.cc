@@ -19,6 +19,7 @@ namespace carrel::decoder {
 namespace {
 
 using absl::StatusCode;
+using retrieval::RequestId;
 using Stream = grpc::ServerReaderWriter<v1::SessionReply, v1::SessionRequest>;
 
 const absl::Duration kLong = absl::Seconds(60);
@@ -35,7 +36,7 @@ class ScriptedStore : public v1::RetrievalService::Service {
   }
   ~ScriptedStore() override { server_->Shutdown(std::chrono::system_clock::now()); }
 
-  absl::StatusOr<std::unique_ptr<StoreClient>> Client(
+  absl::StatusOr<std::unique_ptr<retrieval::Session>> Client(
       absl::Duration deadline = kLong, absl::Duration request_timeout = absl::InfiniteDuration(),
       const std::string& context = "") {
     return OpenStoreChannel(server_->InProcessChannel({}), deadline, "", request_timeout, context);
@@ -67,11 +68,11 @@ v1::SessionRequest Read(Stream* stream) {
   return request;
 }
 
-v1::SessionReply ReplyTo(uint64_t id, bool last = true, uint32_t layer = 0) {
+v1::SessionReply ReplyTo(uint64_t id, bool last = true, int64_t rows = 0) {
   v1::SessionReply reply;
   reply.set_request_id(id);
   reply.set_last(last);
-  reply.mutable_query()->set_layer(layer);
+  reply.mutable_query()->mutable_statistics()->set_rows(rows);
   return reply;
 }
 
@@ -85,15 +86,11 @@ void AcceptOpen(Stream* stream) {
   stream->Write(reply);
 }
 
-v1::Open MakeOpen() {
-  v1::Open open;
-  open.set_context("report");
-  return open;
-}
+retrieval::OpenRequest MakeOpen() { return {.context = "report"}; }
 
-v1::Query MakeQuery(uint32_t layer) {
-  v1::Query query;
-  query.set_layer(layer);
+retrieval::Query MakeQuery(int32_t layer) {
+  retrieval::Query query;
+  query.layer = Layer(layer);
   return query;
 }
 
@@ -110,18 +107,18 @@ TEST(StoreClient, RepliesInAnyOrderAndInParts_ReachTheirRequests) {
   CARREL_ASSERT_OK(client);
   const auto opened = (*client)->Open(MakeOpen());
   CARREL_ASSERT_OK(opened);
-  EXPECT_EQ(opened->tokens(), 123);
-  const auto first = (*client)->Send(MakeQuery(1)), second = (*client)->Send(v1::FetchRows());
+  EXPECT_EQ(opened->context.tokens, 123);
+  const auto first = (*client)->Send(MakeQuery(1)), second = (*client)->Send(retrieval::Fetch());
   CARREL_ASSERT_OK(first);
   CARREL_ASSERT_OK(second);
   const auto next = [&](RequestId id) {
     const auto reply = (*client)->Next(id);
     EXPECT_TRUE(reply.ok()) << reply.status();
-    return reply.ok() ? reply->query().layer() : 0u;
+    return reply.ok() ? reply->statistics.rows : 0;
   };
-  EXPECT_EQ(next(*first), 10u);
-  EXPECT_EQ(next(*second), 20u);
-  EXPECT_EQ(next(*second), 21u);
+  EXPECT_EQ(next(*first), 10);
+  EXPECT_EQ(next(*second), 20);
+  EXPECT_EQ(next(*second), 21);
   EXPECT_THAT((*client)->Next(*second), StatusIs(StatusCode::kFailedPrecondition, "read wholly"));
   EXPECT_GT((*client)->bytes_sent(), 0);
   EXPECT_GT((*client)->bytes_received(), 0);
@@ -166,7 +163,7 @@ TEST(StoreClient, LateReply_IsGivenUpAndTheSessionGoesOn) {
   EXPECT_FALSE((*client)->broken());
   const auto reply = (*client)->Next(*(*client)->Send(MakeQuery(8)));
   CARREL_ASSERT_OK(reply);
-  EXPECT_EQ(reply->query().layer(), 5u);
+  EXPECT_EQ(reply->statistics.rows, 5);
   client->reset();
   EXPECT_THAT(told, testing::ElementsAre(20'000, 20'000));
 }
@@ -210,7 +207,7 @@ TEST(StoreClient, AStoreThatBringsTheContextFirst_IsWaitedFor) {
   CARREL_ASSERT_OK(client);
   const auto opened = (*client)->Open(MakeOpen());
   CARREL_ASSERT_OK(opened);
-  EXPECT_EQ(opened->tokens(), 123);
+  EXPECT_EQ(opened->context.tokens, 123);
 }
 
 TEST(StoreClient, RefusedOpen_KeepsItsCode) {

@@ -189,11 +189,11 @@ absl::Status MeasureCudaRates(const AttentionShape& shape, ThreadPool*, Rates& r
   dense = FitRate(dense_short, dense_long, 0);
   WayRate& selected = rates.of({Place::kDevice, false});
   selected = FitRate(few_short, few_long, chosen_row);
-  // The estimation term: one more launch, and three numbers of four bytes per row's dimension and forty rows. Beside the
-  // kernels that were timed a layer that selects merges its parts and keeps budgets: on an H200 it took 30 to 60 us more
-  // than these in steps of four shapes (bench/results: plans, ways).
+  // The estimation term: one more launch, and the summaries' bytes. Beside the kernels that were timed a layer that selects
+  // merges its parts and keeps budgets: on an H200 it took 30 to 60 us more than these in steps of four shapes
+  // (bench/results: plans, ways).
   selected.fixed += dense.fixed + kBesideSelection;
-  selected.zone_row += 0.3 * dense.zone_row;
+  selected.zone_row += kSummaryOfRow * dense.zone_row;
   return absl::OkStatus();
 }
 

@@ -2,7 +2,7 @@
 //         one that takes the least time on this machine.
 // Math:   a way's time is the sum over the layers that ask for the zone of rates.h's; its error is what the fidelity's rows
 //         promise (fidelity.h), and 0 where all rows are attended.
-// Rule:   the plan depends on the document, the machine and the flags, never on who else asks at the moment.
+// Rule:   the plan depends on the document, the machine and the flags, never on the load of the moment.
 // Threads: any.
 #pragma once
 

@@ -148,19 +148,5 @@ TEST(FitRateTest, TwoLengths_GiveALine) {
   EXPECT_GE(noisy.fixed, 0);
 }
 
-// What is measured is of the order of what the bytes say, on any machine.
-TEST(MeasureRatesTest, OfACpu_AreThere) {
-  ThreadPool pool(1);
-  const auto rates = MeasureRates(model::Device::kCpu, {4, 4, 2, 64}, &pool);
-  ASSERT_TRUE(rates.ok());
-  EXPECT_TRUE(rates->of(kHost).measured);
-  EXPECT_FALSE(rates->of(kStore).measured);
-  for (const Way& way : {kHost, kStore, kStoreDense}) {
-    EXPECT_GT(rates->of(way).Seconds(16384, 256), 0);
-    EXPECT_LT(rates->of(way).Seconds(16384, 256), 1);
-  }
-  EXPECT_FALSE(rates->of(kDeviceDense).measured);
-}
-
 }  // namespace
 }  // namespace carrel::decoder

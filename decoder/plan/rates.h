@@ -2,7 +2,7 @@
 //         way (way.h):
 //           seconds = fixed + zone_row * rows of the zone + chosen_row * rows chosen, of all KV heads.
 //         Measured once on rows that are made up, by the kernels that decoding uses (MeasureRates), or, of
-//         ways that nobody measured, assumed from bytes and usual speeds.
+//         ways that were not measured, assumed from bytes and usual speeds.
 // Source: ours (decision 093).
 // Cost:   MeasureRates: a second at most; 128 MiB of memory and more, on a GPU up to 256 MiB of its own.
 #pragma once
@@ -10,6 +10,7 @@
 #include <array>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "common/ids.h"
 #include "common/thread_pool.h"
@@ -31,6 +32,10 @@ struct WayRate {
   }
 };
 
+// Bytes that estimation reads per row of the zone, of those of the row's key and value: a summary of 40 rows has three
+// numbers in f32 for each dimension of a head, a row two in bf16.
+inline constexpr double kSummaryOfRow = 3.0 * 4 / (40 * 2 * 2);
+
 struct Rates {
   std::string machine;  // of what: processor and threads, or GPU
   std::array<WayRate, kWays.size()> ways;
@@ -45,17 +50,21 @@ absl::StatusOr<std::string> RatesKey(model::Device device, const AttentionShape&
 // All assumed.
 Rates AssumedRates(model::Device device, const AttentionShape& shape, int threads);
 
-// Those of AssumedRates, but what can be measured is: of a GPU the ways on the device, of a CPU those in this
-// host's memory. A store in this process is taken to cost as much as these, and what taking its questions apart costs.
-// Unavailable: no GPU; ResourceExhausted: too little of its memory is free.
-absl::StatusOr<Rates> MeasureRates(model::Device device, const AttentionShape& shape,
-                                   ThreadPool* pool);
-
-// The parts of it: what a token's attention of one layer takes at two lengths of a zone, without and with a choice.
+// What a token's attention of one layer takes at a length of a zone, without and with a choice.
 struct TimedLayer {
   double zone_rows = 0, chosen_rows = 0;  // of one KV head; of all KV heads
   double seconds = 0;
 };
+// Times it in this host's memory: to every row of a zone of so many, or to `budget` > 0 of each KV head.
+using TimeHostLayer =
+    absl::FunctionRef<absl::StatusOr<TimedLayer>(int64_t zone_rows, int64_t budget)>;
+
+// Those of AssumedRates, but what can be measured is: of a GPU the ways on the device, of a CPU those in this
+// host's memory, by `time` (library/layer_times.h). A store in this process is taken to cost as much as these, and what taking its questions apart costs.
+// Unavailable: no GPU; ResourceExhausted: too little of its memory is free.
+absl::StatusOr<Rates> MeasureRates(model::Device device, const AttentionShape& shape,
+                                   ThreadPool* pool, TimeHostLayer time);
+
 // fixed and per row from two lengths; never below 0.
 WayRate FitRate(const TimedLayer& shorter, const TimedLayer& longer, double chosen_row);
 

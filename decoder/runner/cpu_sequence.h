@@ -69,7 +69,7 @@ class CpuSequence final : public Sequence {
 
   const std::shared_ptr<Runner> runner_;
   const AttentionShape shape_;
-  StoreClient* const client_;
+  retrieval::Session* const client_;
   const bool prefetches_;
   const std::vector<int64_t> windows_;
   const int64_t max_block_;   // tokens of one question

@@ -123,7 +123,7 @@ class CudaSequence final : public Sequence {
   const std::shared_ptr<CudaRunner> runner_;
   const AttentionShape shape_;
   const float scale_;
-  StoreClient* const client_;
+  retrieval::Session* const client_;
   const RowRange zone_rows_;
   const Position context_tokens_;
   const int64_t new_tokens_;  // that there is room for

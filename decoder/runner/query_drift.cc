@@ -1,31 +1,26 @@
 #include "decoder/runner/query_drift.h"
 
-#include <cstring>
 #include <utility>
 
-#include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
-#include "decoder/client/wire.h"
 #include "kernels/encode/query_drift/query_drift.h"
 #include "kernels/layer/rope/rope.h"
 
 namespace carrel::decoder {
 
-absl::StatusOr<StoredDrift> ReadDrift(const v1::OpenReply& opened, const AttentionShape& shape) {
-  if (opened.query_drift().empty()) return StoredDrift();
-  if (opened.query_drift_size() != shape.layers) {
-    return absl::DataLossError(absl::StrCat("reply: query drift of ", opened.query_drift_size(),
-                                            " layers, expected ", shape.layers));
+absl::Status CheckDrift(const StoredDrift& drift, const AttentionShape& shape) {
+  if (drift.empty()) return absl::OkStatus();
+  if (static_cast<int32_t>(drift.size()) != shape.layers) {
+    return absl::DataLossError(
+        absl::StrCat("reply: query drift of ", drift.size(), " layers, expected ", shape.layers));
   }
-  StoredDrift stored;
-  for (const v1::Tensor& tensor : opened.query_drift()) {
-    std::vector<float>& drift = stored.emplace_back();
-    if (tensor.data().empty()) continue;
-    RETURN_IF_ERROR(CheckFloats(tensor, {shape.q_heads, shape.head_dim}, "query drift"));
-    drift.resize(tensor.data().size() / sizeof(float));
-    std::memcpy(drift.data(), tensor.data().data(), tensor.data().size());
+  for (const std::vector<float>& of_layer : drift) {
+    const int64_t numbers = int64_t{shape.q_heads} * shape.head_dim;
+    if (of_layer.empty() || static_cast<int64_t>(of_layer.size()) == numbers) continue;
+    return absl::DataLossError(
+        absl::StrCat("reply: query drift is ", of_layer.size(), " numbers, expected ", numbers));
   }
-  return stored;
+  return absl::OkStatus();
 }
 
 QueryDrift::QueryDrift(const AttentionShape& shape, std::vector<float> inv_freq, StoredDrift stored)

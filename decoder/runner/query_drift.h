@@ -8,7 +8,7 @@
 // Shapes:  queries [n, q_heads, head_dim] f32, token i at first_position + i, all after RoPE.
 // Edge:    the tokens of a block share what was known before it. Where the context has no drift, q~
 //          of a sequence's first block stays as it is.
-// Errors:  of ReadDrift: DataLoss a reply that does not fit the model.
+// Errors:  of CheckDrift: DataLoss drift that does not fit the model.
 // Threads: one.
 // Cost:    two passes over q and q~ per layer; two queries' memory per layer, and one block's.
 #pragma once
@@ -19,15 +19,11 @@
 #include "absl/status/statusor.h"
 #include "common/ids.h"
 
-namespace carrel::v1 {
-class OpenReply;
-}
-
 namespace carrel::decoder {
 
 // The context's: [layers] of [q_heads, head_dim]; empty, whole or of a layer: not known.
 using StoredDrift = std::vector<std::vector<float>>;
-absl::StatusOr<StoredDrift> ReadDrift(const v1::OpenReply& opened, const AttentionShape& shape);
+absl::Status CheckDrift(const StoredDrift& drift, const AttentionShape& shape);
 
 inline constexpr float kNewestDrift = 0.3f;  // weight of the newest token, at least
 // Tokens that a stored drift counts as: the next one weighs no more than any after it.

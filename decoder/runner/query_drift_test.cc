@@ -2,9 +2,7 @@
 
 #include <cmath>
 
-#include "carrel/v1/retrieval.pb.h"
 #include "common/test_util.h"
-#include "decoder/client/wire.h"
 #include "kernels/layer/rope/rope.h"
 
 namespace carrel::decoder {
@@ -128,19 +126,15 @@ TEST_F(QueryDriftTest, StoredDrift_IsAddedToTheFirstBlock) {
 }
 
 TEST_F(QueryDriftTest, DriftOfAReply_IsCheckedBeforeItIsUsed) {
-  v1::OpenReply opened;
-  EXPECT_TRUE(ReadDrift(opened, kShape)->empty());
-  const std::vector<float> first = Random(1), last = Random(1);
-  opened.add_query_drift();
-  SetFloats(first.data(), {kShape.q_heads, kShape.head_dim}, opened.add_query_drift());
-  EXPECT_THAT(ReadDrift(opened, kShape),
+  StoredDrift drift;
+  CARREL_EXPECT_OK(CheckDrift(drift, kShape));
+  drift = {{}, Random(1)};
+  EXPECT_THAT(CheckDrift(drift, kShape),
               StatusIs(absl::StatusCode::kDataLoss, "query drift of 2 layers, expected 3"));
-  SetFloats(last.data(), {kShape.q_heads, kShape.head_dim}, opened.add_query_drift());
-  const auto read = ReadDrift(opened, kShape);
-  CARREL_ASSERT_OK(read);
-  EXPECT_EQ(*read, (StoredDrift{{}, first, last}));
-  opened.mutable_query_drift(2)->mutable_data()->pop_back();
-  EXPECT_THAT(ReadDrift(opened, kShape), StatusIs(absl::StatusCode::kDataLoss, "query drift is"));
+  drift.push_back(Random(1));
+  CARREL_EXPECT_OK(CheckDrift(drift, kShape));
+  drift[2].pop_back();
+  EXPECT_THAT(CheckDrift(drift, kShape), StatusIs(absl::StatusCode::kDataLoss, "query drift is"));
 }
 
 TEST_F(QueryDriftTest, QueriesBeforeRope_AreNotTurned) {

@@ -56,8 +56,8 @@ class Sequence {
   // of the prompt are held; its last one never is. A sequence that cannot go on, or gave up another number
   // of the document's last tokens, begins anew.
   int64_t Sync(absl::Span<const TokenId> prompt, bool resume, int64_t give_up);
-  // To go on with another conversation and come back. Without tokens where rows cannot be had (a GPU,
-  // positions given by attention).
+  // To resume this sequence later. Without tokens if its rows cannot be exported (a GPU, positions given
+  // by attention).
   SavedSequence Save() const;
   absl::Status Restore(SavedSequence saved);
   // A runner's: these tokens have passed all layers.

@@ -98,7 +98,7 @@ struct CudaSelectorInput {
   const cuda::Stream* stream = nullptr;
 };
 
-// Memory is laid out by whoever makes it (cuda_methods.h).
+// Memory is laid out by its maker (cuda_methods.h).
 class CudaRowSelector {
  public:
   virtual ~CudaRowSelector() = default;

@@ -135,9 +135,7 @@ void CudaRowSelectorGpuTest::RunSequence(const AttentionShape& heads, int64_t to
     device_keys.push_back(*std::move(buffer));
   }
   const SelectorConfig config = *ParseSelector(GetParam().method);
-  SelectorConfig of_cpu = config;
-  of_cpu.exact.scan = ExactScan::kStored;  // what the GPU scans
-  const auto cpu = MakeRowSelector(of_cpu, heads, zone, rows, &pool_);
+  const auto cpu = MakeRowSelector(config, heads, zone, rows, &pool_);
   CARREL_ASSERT_OK(cpu);
   CudaZoneShape shape{heads, zone, {}};
   // The first layer is dense.

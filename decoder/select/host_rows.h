@@ -1,5 +1,5 @@
 // What:   the rows of a context that lie in this process's memory, and what its prefill left to
-//         calibrate by. tools/ fills it from a store in the same host (docs/decisions/020): the
+//         calibrate by. library/ fills it from a store in the same host (docs/decisions/020): the
 //         decoder sees addresses and floats, never the store.
 // Shapes: a row is head_dim bf16 at any byte address.
 // Errors: of what methods are calibrated by: NotFound nothing of the kind is stored for a head;
@@ -12,13 +12,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "common/ids.h"
 #include "kernels/attention/summary_attention/summary_table.h"
-
-namespace carrel {
-class ThreadPool;
-}
+#include "retrieval/estimate.h"
 
 namespace carrel::decoder {
 
@@ -50,23 +46,6 @@ struct HeadCodes {
   std::vector<uint32_t> words;    // [tokens, bits / 32]
 };
 
-// Rows of one token's zone that were not selected, as summaries of their clusters tell them: the
-// estimation term (kvstore/index/summaries/summaries.h).
-struct RestRequest {
-  Layer layer;
-  KvHead head;
-  const float* q = nullptr;  // [group, head_dim]
-  int64_t group = 0;
-  float scale = 0;
-  RowRange zone;
-  absl::Span<const Position> selected;  // in the zone, each once
-  const float* scores = nullptr;        // [group, selected], scaled
-  const float* bound = nullptr;         // [group]: no other row scores higher; or null
-  ThreadPool* pool = nullptr;           // who else takes part; or null
-  float* out = nullptr;                 // [group, head_dim]
-  float* lse = nullptr;                 // [group]; -inf (and out 0) where nothing is left over
-};
-
 class HostRows {
  public:
   virtual ~HostRows() = default;
@@ -75,7 +54,7 @@ class HostRows {
   virtual absl::Status CheckUnchanged() const { return absl::OkStatus(); }
   // Whether EstimateRest can be asked: the context has summaries.
   virtual bool has_summaries() const { return false; }
-  virtual absl::Status EstimateRest(const RestRequest&) const {
+  virtual absl::Status EstimateRest(Layer, KvHead, const retrieval::EstimateRequest&) const {
     return absl::FailedPreconditionError("these rows have no summaries");
   }
   // The same for a GPU, of a zone that is not empty; has_summaries().

@@ -20,7 +20,7 @@ void MaxScores(const SelectRequest& request, const HeadView& rows, int64_t head_
                absl::Span<const Position> positions, std::vector<float>& out,
                SelectedRows& selection);
 
-// The same of probes, which stand where request.placement puts them.
+// As MaxScores, for keys repositioned by request.placement.
 void ScoreProbes(const SelectRequest& request, const HeadView& rows, int64_t head_dim,
                  absl::Span<const kernels::ChunkProbe> probes, std::vector<float>& out,
                  SelectedRows& selection);

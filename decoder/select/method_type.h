@@ -91,7 +91,7 @@ class MethodType {
 
   virtual absl::string_view name() const = 0;
   virtual absl::Status Parse(const MethodSettings& settings, SelectorConfig& config) const = 0;
-  // What a report says behind the name, such as ":scan=int8".
+  // What a report says behind the name, such as ":rows=16".
   virtual std::string Describe(const SelectorConfig&) const { return ""; }
   // Whether it is calibrated by what prefill left beside the rows, and so needs them on a GPU too.
   virtual bool needs_host_rows(const SelectorConfig&) const { return false; }

@@ -49,11 +49,9 @@ struct SelectedRows {
   std::vector<Position> rows;  // ascending
   std::vector<float> bound;    // [queries]: no other candidate scores higher (scaled); none where
                                // the method does not know
-  std::vector<float> scores;  // [queries, rows], scaled, by the keys as they are stored; none where
-                              // the method has not computed them
-  int64_t visited = 0;        // keys, codes or labels looked at
-  int64_t keys_scored = 0;    // exact scores: keys read
-  int64_t bytes_read = 0;     // to choose: of keys, codes or labels
+  int64_t visited = 0;         // keys, codes or labels looked at
+  int64_t keys_scored = 0;     // exact scores: keys read
+  int64_t bytes_read = 0;      // to choose: of keys, codes or labels
 };
 
 class RowSelector {

@@ -19,7 +19,6 @@ namespace carrel::decoder {
 namespace {
 
 const char* const kMethods[] = {"exact",
-                                "exact:scan=stored",
                                 "hip",
                                 "hip:block_k=5,ensemble=4,votes=2,refresh=3",
                                 "hip:ensemble=3,votes=3",
@@ -48,21 +47,6 @@ class RowSelectorTest : public testing::TestWithParam<const char*> {
     auto selector = MakeRowSelector(*ParseSelector(GetParam()), shape, zone, rows, &pool_);
     EXPECT_TRUE(selector.ok()) << selector.status();
     return *std::move(selector);
-  }
-
-  // Of layer 1 and KV head 1.
-  static void ExpectScores(const RandomRows& rows, const std::vector<float>& q,
-                           const AttentionShape& shape, const SelectedRows& selection) {
-    const size_t found = selection.rows.size(), d = static_cast<size_t>(shape.head_dim);
-    ASSERT_EQ(selection.scores.size(), q.size() / d * found);
-    for (size_t i = 0; i < selection.scores.size(); ++i) {
-      double score = 0;
-      for (size_t c = 0; c < d; ++c) {
-        score += double{q[i / found * d + c]} *
-                 rows.Key(Layer(1), KvHead(1), selection.rows[i % found], static_cast<int64_t>(c));
-      }
-      ASSERT_NEAR(selection.scores[i], score / std::sqrt(static_cast<double>(d)), 1e-4);
-    }
   }
 
   std::mt19937_64 rng_{TestSeed()};
@@ -107,9 +91,6 @@ TEST_P(RowSelectorTest,
         ASSERT_EQ(std::adjacent_find(found.begin(), found.end()), found.end());
         ASSERT_GE(found.front(), zone.begin);
         ASSERT_LT(found.back(), zone.end);
-        if (!selection.scores.empty()) ExpectScores(rows, q, shape, selection);
-        const bool scores = std::string(GetParam()) == "exact" && budget < zone.rows();
-        ASSERT_EQ(selection.scores.empty(), !scores);
         selections.push_back(found);
       }
     }
@@ -531,82 +512,6 @@ TEST(OversampleTest, Select_RandomRows_KeepsTheBestOfTheCandidatesByTheirKeys) {
   }
 }
 
-// One q head: what scores in 8 bits leave out is never among the best. Rows with an outlier, whose
-// steps are coarse, too.
-TEST(ExactSelectorTest, ScanInt8_OneQueryHead_ChoosesTheRowsOfStoredKeys) {
-  std::mt19937_64 rng(TestSeed());
-  ThreadPool pool(1);
-  int64_t scored = 0, kept = 0;
-  for (int round = 0; round < 60; ++round) {
-    const AttentionShape shape{
-        .layers = 2, .q_heads = 2, .kv_heads = 2, .head_dim = round % 2 == 0 ? 64 : 20};
-    const auto tokens = static_cast<int64_t>(3 + rng() % 5000);
-    RandomRows rows(rng, shape, tokens, static_cast<int64_t>(1 + rng() % tokens));
-    const RowRange zone{static_cast<Position>(rng() % 2), tokens};
-    std::vector<float> q = RandomNormal(rng, shape.head_dim, 1.0f + round % 3);
-    const auto select = [&](const char* method) {
-      SelectedRows selection;
-      (*MakeRowSelector(*ParseSelector(method), shape, zone, rows, &pool))
-          ->Select({.layer = Layer(1),
-                    .head = KvHead(1),
-                    .q = q.data(),
-                    .queries = 1,
-                    .budget = 1 + static_cast<int64_t>(rng() % 300)},
-                   selection);
-      return selection;
-    };
-    const std::mt19937_64 before = rng;
-    const SelectedRows stored = select("exact:scan=stored");
-    rng = before;
-    const SelectedRows found = select("exact:scan=int8");
-    ASSERT_EQ(found.rows, stored.rows) << "tokens " << tokens;
-    if (static_cast<int64_t>(stored.rows.size()) == zone.rows()) continue;
-    ASSERT_EQ(found.bound.size(), 1u);
-    EXPECT_NEAR(found.bound[0], stored.bound[0], 0.2);
-    scored += found.keys_scored;
-    kept += static_cast<int64_t>(found.rows.size());
-  }
-  EXPECT_LT(scored, 4 * kept);
-}
-
-// Several q heads: the weight between heads comes from scores in 8 bits, so that few rows may
-// differ; what the bound says of the others holds.
-TEST(ExactSelectorTest, ScanInt8_GroupOfHeads_NearlyTheRowsOfStoredKeysAndATrueBound) {
-  std::mt19937_64 rng(TestSeed());
-  ThreadPool pool(1);
-  int64_t same = 0, all = 0;
-  for (int round = 0; round < 30; ++round) {
-    const AttentionShape shape{.layers = 1, .q_heads = 5, .kv_heads = 1, .head_dim = 64};
-    const RandomRows rows(rng, shape, 3000, 700);
-    const RowRange zone{5, 2990};
-    const std::vector<float> q = RandomNormal(rng, 5 * shape.head_dim);
-    SelectedRows stored, found;
-    for (auto [method, selection] :
-         {std::pair("exact:scan=stored", &stored), std::pair("exact:scan=int8", &found)}) {
-      (*MakeRowSelector(*ParseSelector(method), shape, zone, rows, &pool))
-          ->Select({.q = q.data(), .queries = 5, .budget = 200}, *selection);
-    }
-    ASSERT_EQ(found.rows.size(), 200u);
-    std::vector<Position> both;
-    std::set_intersection(found.rows.begin(), found.rows.end(), stored.rows.begin(),
-                          stored.rows.end(), std::back_inserter(both));
-    same += static_cast<int64_t>(both.size());
-    all += 200;
-    for (Position row = zone.begin; row < zone.end; ++row) {
-      if (std::binary_search(found.rows.begin(), found.rows.end(), row)) continue;
-      for (int64_t h = 0; h < 5; ++h) {
-        double dot = 0;
-        for (int64_t c = 0; c < shape.head_dim; ++c) {
-          dot += double{q[static_cast<size_t>(h * shape.head_dim + c)]} *
-                 rows.Key(Layer(0), KvHead(0), row, c);
-        }
-        ASSERT_LE(dot / 8, found.bound[static_cast<size_t>(h)] + 1e-4) << row << " " << h;
-      }
-    }
-  }
-  EXPECT_GE(static_cast<double>(same), 0.99 * static_cast<double>(all));
-}
-
 TEST(CandidateCountTest, Auto_IsTwiceTheBudgetButNotFew) {
   EXPECT_EQ(CandidateCount(256, kAutoOversample, {0, 60'000}), 4096);
   EXPECT_EQ(CandidateCount(3000, kAutoOversample, {0, 60'000}), 6000);
@@ -621,7 +526,7 @@ TEST(OversampleTest, Select_EveryRowIsACandidate_IsWhatExactScoresChoose) {
   const RandomRows rows(rng, shape, 500, 77);
   const std::vector<float> q = RandomNormal(rng, 3 * shape.head_dim);
   SelectedRows expected;
-  (*MakeRowSelector(*ParseSelector("exact:scan=stored"), shape, {3, 500}, rows, &pool))
+  (*MakeRowSelector(*ParseSelector("exact"), shape, {3, 500}, rows, &pool))
       ->Select({.q = q.data(), .queries = 3, .budget = 40}, expected);
   for (const char* method : {"hash:oversample=13", "channels:oversample=64"}) {
     SelectedRows found;

@@ -24,13 +24,6 @@ enum class SelectorKind : uint8_t {
 // A budget: every row of the zone.
 inline constexpr int64_t kAllRows = -1;
 
-// How exact finds the rows with the largest scores: by the keys as they are stored, or by a copy in
-// 8 bits, which leaves few rows to be scored by their keys. Auto: int8 where a CPU looks.
-enum class ExactScan : uint8_t { kAuto = 0, kStored = 1, kInt8 = 2 };
-struct ExactConfig {
-  ExactScan scan = ExactScan::kAuto;
-};
-
 // hip, infinitehip, pages and landmarks: who shares a choice of rows. kKvHead: the q heads of a KV head, by their maximum;
 // kQHead: none, as in the papers; a group then attends to as many times the rows as it has q heads.
 enum class SelectorMask : uint8_t { kKvHead = 0, kQHead = 1 };
@@ -103,7 +96,6 @@ struct LandmarkConfig {
 struct SelectorConfig {
   SelectorKind kind = SelectorKind::kExact;
   SelectorMask mask = SelectorMask::kKvHead;
-  ExactConfig exact;
   HipConfig hip;
   InfiniteHipConfig infinite_hip;
   HashConfig hash;
@@ -112,7 +104,7 @@ struct SelectorConfig {
   LandmarkConfig landmarks;
 };
 
-// exact:scan=auto|stored|int8
+// exact
 // hip:block_q=,block_k=,refresh=,ensemble=,votes=,jitter=,widen=,seed=,mask=kv-head|q-head
 // infinitehip:preset=default|fast|flash,survivors=published|scaled,block_q=,mask=kv-head|q-head
 //   scaled: 16, 4 and 1 times the budget, the published ratio, instead of 32k, 8k and the budget

@@ -183,7 +183,7 @@ TEST_F(ZonePiecesTest, APieceOfOneRow_IsTheExactChoice) {
   for (const char* method : {"pages:rows=1", "landmarks:chunk=1"}) {
     Select(method, 1);
     SelectedRows exact;
-    (*MakeRowSelector(*ParseSelector("exact:scan=stored"), kShape, pieces_.zone, *rows_, &pool_))
+    (*MakeRowSelector(*ParseSelector("exact"), kShape, pieces_.zone, *rows_, &pool_))
         ->Select({.layer = kLayer,
                   .head = kHead,
                   .q = q_.data(),

@@ -2,14 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
-#include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
-#include "decoder/client/store_client.h"
-#include "decoder/client/wire.h"
+#include "retrieval/session.h"
 
 namespace carrel::decoder {
 namespace {
@@ -19,29 +16,26 @@ struct Block {
   int64_t first = 0, tokens = 0;  // of the trace
 };
 
-absl::Status AddHead(const v1::HeadResult& head, const QueryTrace& trace, const Block& block,
-                     const AttentionShape& shape, RowRange zone, std::vector<AttendedRow>& rows) {
-  if (head.token() >= block.tokens || head.kv_head() >= static_cast<uint32_t>(shape.kv_heads)) {
-    return absl::DataLossError(absl::StrCat("reply: token ", head.token(), " kv_head ",
-                                            head.kv_head(), " was not asked for"));
+absl::Status AddPiece(const retrieval::Piece& piece, const QueryTrace& trace, const Block& block,
+                      const AttentionShape& shape, RowRange zone, std::vector<AttendedRow>& rows) {
+  const int64_t group = shape.group(), count = static_cast<int64_t>(piece.ids.size());
+  if (piece.token >= block.tokens || piece.kv_head.value() >= shape.kv_heads ||
+      static_cast<int64_t>(piece.scores.size()) != group * count) {
+    return absl::DataLossError(absl::StrCat("reply: token ", piece.token, " kv_head ",
+                                            piece.kv_head.value(), " was not asked for, or has ",
+                                            piece.scores.size(), " scores of ", count, " rows"));
   }
-  const int64_t group = shape.group(), count = Dimension(head.ids(), 0);
-  RETURN_IF_ERROR(CheckIds(head.ids(), {count}, "ids"));
-  RETURN_IF_ERROR(CheckFloats(head.scores(), {group, count}, "scores"));
-  const int64_t token = block.first + head.token();
+  const int64_t token = block.first + piece.token;
   for (int64_t h = 0; h < group; ++h) {
-    const int64_t q_head = head.kv_head() * group + h;
+    const int64_t q_head = piece.kv_head.value() * group + h;
     const float lse = trace.lse(block.layer)[token * shape.q_heads + q_head];
     for (int64_t j = 0; j < count; ++j) {
-      Position position;
-      float score;
-      std::memcpy(&position, head.ids().data().data() + j * sizeof(position), sizeof(position));
-      std::memcpy(&score, head.scores().data().data() + (h * count + j) * sizeof(score),
-                  sizeof(score));
+      const Position position = piece.ids[static_cast<size_t>(j)];
       if (position < zone.begin || position >= zone.end) {
         return absl::DataLossError(absl::StrCat("reply: row ", position, " is outside the zone [",
                                                 zone.begin, ", ", zone.end, ")"));
       }
+      const float score = piece.scores[static_cast<size_t>(h * count + j)];
       const float share = std::min(1.0f, std::exp(score - lse));
       if (!(share >= kLeastShare)) continue;
       rows.push_back({block.layer.value(), static_cast<int32_t>(q_head),
@@ -54,7 +48,7 @@ absl::Status AddHead(const v1::HeadResult& head, const QueryTrace& trace, const 
 }  // namespace
 
 absl::Status AttendedInZone(const QueryTrace& trace, Layer layer, const AttentionShape& shape,
-                            const ZoneLimits& limits, StoreClient* client,
+                            const ZoneLimits& limits, retrieval::Session* client,
                             std::vector<AttendedRow>& rows) {
   const RowRange zone = limits.zone;
   if (zone.rows() == 0 || !trace.has(layer)) return absl::OkStatus();
@@ -64,18 +58,18 @@ absl::Status AttendedInZone(const QueryTrace& trace, Layer layer, const Attentio
                                            std::max<int64_t>(1, limits.max_query_tokens));
   for (Block block = {layer}; block.first < trace.tokens(); block.first += block.tokens) {
     block.tokens = std::min(most, trace.tokens() - block.first);
-    v1::Query query;
-    query.set_layer(layer.value());
-    SetFloats(trace.q(layer) + block.first * shape.q_heads * shape.head_dim,
-              {block.tokens, shape.q_heads, shape.head_dim}, query.mutable_queries());
-    query.mutable_select()->set_top_k(top_k);
-    query.set_want(v1::IDS);
-    ASSIGN_OR_RETURN(const RequestId id, client->Send(std::move(query)));
+    const float* const q = trace.q(layer) + block.first * shape.q_heads * shape.head_dim;
+    retrieval::Query query;
+    query.layer = layer;
+    query.tokens = block.tokens;
+    query.queries.assign(q, q + block.tokens * shape.q_heads * shape.head_dim);
+    query.selection = select::TopK{top_k};
+    ASSIGN_OR_RETURN(const retrieval::RequestId id, client->Send(std::move(query)));
     for (bool last = false; !last;) {
-      ASSIGN_OR_RETURN(const v1::SessionReply reply, client->Next(id));
-      last = reply.last();
-      for (const v1::HeadResult& head : reply.query().heads()) {
-        const absl::Status added = AddHead(head, trace, block, shape, zone, rows);
+      ASSIGN_OR_RETURN(const retrieval::Part part, client->Next(id));
+      last = part.last;
+      for (const retrieval::Piece& piece : part.pieces) {
+        absl::Status added = AddPiece(piece, trace, block, shape, zone, rows);
         if (added.ok()) continue;
         if (!last) client->Forget(id);
         return added;

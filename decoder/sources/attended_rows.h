@@ -14,9 +14,11 @@
 #include "common/ids.h"
 #include "decoder/sources/query_trace.h"
 
-namespace carrel::decoder {
+namespace carrel::retrieval {
+class Session;
+}
 
-class StoreClient;
+namespace carrel::decoder {
 
 struct AttendedRow {
   int32_t layer = 0, q_head = 0;
@@ -36,7 +38,7 @@ inline constexpr float kLeastShare = 0.01f;   // what is less is left out
 
 // Adds those of one layer, in any order.
 absl::Status AttendedInZone(const QueryTrace& trace, Layer layer, const AttentionShape& shape,
-                            const ZoneLimits& limits, StoreClient* client,
+                            const ZoneLimits& limits, retrieval::Session* client,
                             std::vector<AttendedRow>& rows);
 
 // Of rows [first, first + count) whose keys are here, k [count, head_dim] of one KV head.

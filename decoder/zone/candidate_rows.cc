@@ -3,12 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <cstring>
 #include <numeric>
 
 #include "absl/container/flat_hash_set.h"
 #include "common/status.h"
-#include "decoder/client/wire.h"
 #include "kernels/attention/sparse_attention/sparse_attention.h"
 #include "kernels/score/dot_score/dot_score.h"
 #include "kernels/score/group_score/group_score.h"
@@ -18,13 +16,11 @@ namespace carrel::decoder {
 
 namespace {
 
-// ln(exp(found) + exp(what HeadResult.rest says of q head h for its query)).
-float WithRest(float found, const char* rest, int64_t h, int64_t head_dim, const float* query) {
+// ln(exp(found) + exp(what Piece::rest says of q head h for its query)).
+float WithRest(float found, const float* rest, int64_t h, int64_t head_dim, const float* query) {
   if (rest == nullptr) return found;
-  thread_local std::vector<float> line;  // at zero, slope
-  line.resize(static_cast<size_t>(head_dim + 1));
-  std::memcpy(line.data(), rest + h * (head_dim + 1) * 4, line.size() * 4);
-  const float lse = std::inner_product(line.begin() + 1, line.end(), query, line[0]);
+  const float* const line = rest + h * (head_dim + 1);  // at zero, slope
+  const float lse = std::inner_product(line + 1, line + 1 + head_dim, query, line[0]);
   if (!std::isfinite(lse)) return found;  // there are no other rows
   const float more = std::max(found, lse), less = std::min(found, lse);
   return more + std::log1p(std::exp(less - more));
@@ -38,54 +34,55 @@ CandidateRows::CandidateRows(const AttentionShape& shape, RowRange zone, int64_t
       tokens_(tokens),
       rows_(static_cast<size_t>(tokens) * shape.kv_heads) {}
 
-absl::Status CandidateRows::AddPart(v1::SessionReply part, bool with_rows, const RowCache* held,
+absl::Status CandidateRows::AddPart(retrieval::Part part, bool with_rows, const RowCache* held,
                                     Layer layer) {
   parts_.push_back(std::move(part));
   const int64_t d = shape_.head_dim;
-  // Sub-messages are on the heap and stay where they are when parts_ grows: moving a message swaps
-  // its pointers.
-  for (const v1::HeadResult& result : parts_.back().query().heads()) {
-    if (result.token() >= tokens_ || result.kv_head() >= static_cast<uint32_t>(shape_.kv_heads)) {
-      return absl::DataLossError(absl::StrCat("reply: token ", result.token(), " kv_head ",
-                                              result.kv_head(), " was not asked for (", tokens_,
-                                              " tokens, ", shape_.kv_heads, " heads)"));
+  for (retrieval::Piece& piece : parts_.back().pieces) {
+    if (piece.token >= tokens_ || piece.kv_head.value() >= shape_.kv_heads) {
+      return absl::DataLossError(absl::StrCat("reply: token ", piece.token, " kv_head ",
+                                              piece.kv_head.value(), " was not asked for (",
+                                              tokens_, " tokens, ", shape_.kv_heads, " heads)"));
     }
-    const int64_t rows = Dimension(result.ids(), 0);
-    RETURN_IF_ERROR(CheckIds(result.ids(), {rows}, "ids"));
-    Rows& to = rows_[static_cast<size_t>(result.token()) * shape_.kv_heads + result.kv_head()];
-    for (int64_t j = 0; j < rows; ++j) {
-      Position id;
-      std::memcpy(&id, result.ids().data().data() + j * sizeof(id), sizeof(id));
-      if (id < zone_.begin || id >= zone_.end) {
-        return absl::DataLossError(absl::StrCat("reply: row ", id, " is outside the zone [",
-                                                zone_.begin, ", ", zone_.end, ")"));
-      }
-      to.ids.push_back(id);
+    for (const Position id : piece.ids) {
+      if (id >= zone_.begin && id < zone_.end) continue;
+      return absl::DataLossError(absl::StrCat("reply: row ", id, " is outside the zone [",
+                                              zone_.begin, ", ", zone_.end, ")"));
     }
-    if (result.has_rest()) {
-      RETURN_IF_ERROR(CheckFloats(result.rest(), {shape_.group(), 1 + d}, "rest"));
-      to.rest = result.rest().data().data();
+    Rows& to = rows_[static_cast<size_t>(piece.token * shape_.kv_heads + piece.kv_head.value())];
+    to.ids.insert(to.ids.end(), piece.ids.begin(), piece.ids.end());
+    if (!piece.rest.empty()) {
+      if (static_cast<int64_t>(piece.rest.size()) != shape_.group() * (1 + d))
+        return absl::DataLossError(absl::StrCat("reply: rest of ", piece.rest.size(), " numbers"));
+      to.rest = piece.rest.data();
     }
-    if (!with_rows) continue;
-    std::vector<const char*> here(static_cast<size_t>(rows), nullptr);
-    int64_t missing = rows;
-    for (int64_t j = 0; held != nullptr && j < rows; ++j) {
-      const Position id = to.ids[to.ids.size() - static_cast<size_t>(rows - j)];
-      here[j] = held->Find(layer, KvHead(static_cast<int32_t>(result.kv_head())), id);
-      missing -= here[j] != nullptr;
-    }
-    // A store that knows nothing of held rows sends all.
-    const bool all = Dimension(result.k(), 0) == rows;
-    if (!all) to.held += rows - missing;
-    const int64_t sent = all ? rows : missing;
-    RETURN_IF_ERROR(CheckBf16(result.k(), {sent, d}, "K rows"));
-    RETURN_IF_ERROR(CheckBf16(result.v(), {sent, d}, "V rows"));
-    for (int64_t j = 0, next = 0; j < rows; ++j) {
-      const bool travelled = all || here[j] == nullptr;
-      to.k.push_back(travelled ? result.k().data().data() + next * d * 2 : here[j]);
-      to.v.push_back(travelled ? result.v().data().data() + next * d * 2 : here[j] + d * 2);
-      next += travelled;
-    }
+    if (with_rows) RETURN_IF_ERROR(AddRows(piece, held, layer, to));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CandidateRows::AddRows(retrieval::Piece& piece, const RowCache* held, Layer layer,
+                                    Rows& to) const {
+  const size_t rows = piece.ids.size();
+  std::vector<const char*> here(rows, nullptr);
+  size_t missing = rows;
+  for (size_t j = 0; held != nullptr && j < rows; ++j) {
+    here[j] = held->Find(layer, piece.kv_head, piece.ids[j]);
+    missing -= here[j] != nullptr;
+  }
+  // A store that knows nothing of held rows sends all.
+  const bool all = piece.k.size() == rows;
+  const size_t sent = all ? rows : missing;
+  if (piece.k.size() != sent || piece.v.size() != sent) {
+    return absl::DataLossError(absl::StrCat("reply: ", piece.k.size(), " K rows and ",
+                                            piece.v.size(), " V rows, expected ", sent));
+  }
+  if (!all) to.held += static_cast<int64_t>(rows - missing);
+  for (size_t j = 0, next = 0; j < rows; ++j) {
+    const bool travelled = all || here[j] == nullptr;
+    to.k.push_back(travelled ? piece.k[next] : here[j]);
+    to.v.push_back(travelled ? piece.v[next] : here[j] + int64_t{shape_.head_dim} * 2);
+    next += travelled;
   }
   return absl::OkStatus();
 }

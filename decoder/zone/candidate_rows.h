@@ -3,9 +3,9 @@
 // Math:   scores exact: scale * <q[h], k[j]>; the group keeps the top_k rows with the largest group
 //         score (kernels/score/group_score), ties by smaller id; attention over those. With top_k >= rows
 //         it is attention over all of them.
-// Errors: DataLoss a reply that does not hold together: wrong tensors, ids outside the zone or
+// Errors: DataLoss a reply that does not hold together: other rows than ids, ids outside the zone or
 //         twice, a head without rows.
-// Ownership: keeps the reply's parts; rows are read where protobuf put them.
+// Ownership: keeps the reply's parts; rows are read where they came.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "carrel/v1/retrieval.pb.h"
 #include "common/ids.h"
 #include "common/thread_pool.h"
 #include "decoder/statistics.h"
 #include "decoder/window/partial.h"
 #include "decoder/zone/row_cache.h"
+#include "retrieval/session.h"
 
 namespace carrel::decoder {
 
@@ -28,7 +28,7 @@ class CandidateRows {
 
   // want = ROWS: ids, K and V; of rows that `held` has for the layer, K and V are there, unless the
   // store sent all. want = IDS: ids only.
-  absl::Status AddPart(v1::SessionReply part, bool with_rows, const RowCache* held = nullptr,
+  absl::Status AddPart(retrieval::Part part, bool with_rows, const RowCache* held = nullptr,
                        Layer layer = Layer(0));
   // After the last part: every token and head has rows, none of them twice.
   absl::Status CheckComplete() const;
@@ -50,9 +50,10 @@ class CandidateRows {
   struct Rows {
     std::vector<Position> ids;
     std::vector<const void*> k, v;
-    int64_t held = 0;            // of them, in the row cache
-    const char* rest = nullptr;  // HeadResult.rest, if it came
+    int64_t held = 0;             // of them, in the row cache
+    const float* rest = nullptr;  // Piece::rest, if it came
   };
+  absl::Status AddRows(retrieval::Piece& piece, const RowCache* held, Layer layer, Rows& to) const;
   const Rows& At(int64_t token, KvHead head) const {
     return rows_[static_cast<size_t>(token * shape_.kv_heads + head.value())];
   }
@@ -61,7 +62,7 @@ class CandidateRows {
   const RowRange zone_;
   const int64_t tokens_;
   std::vector<Rows> rows_;  // [tokens, kv_heads]
-  std::vector<v1::SessionReply> parts_;
+  std::vector<retrieval::Part> parts_;
 };
 
 // Share of `wanted` that is among `found`, over both as sets.

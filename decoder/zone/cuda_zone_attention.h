@@ -1,6 +1,6 @@
 // What:      the zone's part of a sequence's attention where a GPU runs the model, wherever the zone
 //            lives: cuda_store_zone.h asks a store, cuda_device_zone.h holds the rows on the GPU,
-//            cuda_host_zone.h in pinned memory of this host. This class is a zone without rows.
+//            cuda_host_zone.h in pinned memory of this host. The base class implements an empty zone.
 //            Per layer and slice of tokens: TakeQueries, Predict, TakeWindow, Add, Attend enqueue only and
 //            can be captured; where asks_host(), QueriesEnqueued, Ask and Answer run between them, each
 //            time, in this host. Of several sequences all may ask before the first is answered.
@@ -37,7 +37,7 @@ class CudaZoneAttention {
  public:
   virtual ~CudaZoneAttention() = default;
 
-  // The device memory that Load takes if nobody shares any of it.
+  // The device memory that Load takes if none of it is shared.
   virtual absl::StatusOr<int64_t> Bytes() { return 0; }
   // Of it, what other sequences over the same context share (shared.h), and whether one does now.
   virtual absl::StatusOr<int64_t> ShareableBytes() const { return 0; }

@@ -18,8 +18,9 @@ constexpr int64_t kSampleRows = 2048;  // that choose a head's top exponents
 
 absl::StatusOr<CudaZoneRows> CudaZoneRows::Create(const AttentionShape& shape, RowRange zone,
                                                   std::vector<bool> packed, int64_t max_fetch_rows,
-                                                  StoreClient* client, const HostRows* source,
-                                                  ThreadPool* pool, kernels::PackedHead* heads) {
+                                                  retrieval::Session* client,
+                                                  const HostRows* source, ThreadPool* pool,
+                                                  kernels::PackedHead* heads) {
   CudaZoneRows out;
   out.device_heads_ = heads;
   out.shape_ = shape;
@@ -99,7 +100,8 @@ void CudaZoneRows::ChooseTops(Layer layer, KvHead head, int64_t rows, const void
   kernels::ChooseTopExponents(v, rows, shape_.head_dim, tops.top_exponent[1]);
 }
 
-absl::Status CudaZoneRows::ReadFrom(StoreClient* client, int64_t max_fetch_rows, ThreadPool* pool) {
+absl::Status CudaZoneRows::ReadFrom(retrieval::Session* client, int64_t max_fetch_rows,
+                                    ThreadPool* pool) {
   constexpr int64_t kPartRows = 512;
   return ReadContextRows(
       client, shape_, {&zone_, 1}, max_fetch_rows, [&](const ContextRows& block) {

@@ -19,9 +19,11 @@
 #include "kernels/kv_view.h"
 #include "kernels/rows/packed_rows/packed_rows_cuda.h"
 
-namespace carrel::decoder {
+namespace carrel::retrieval {
+class Session;
+}
 
-class StoreClient;
+namespace carrel::decoder {
 
 class CudaZoneRows {
  public:
@@ -29,7 +31,7 @@ class CudaZoneRows {
   // given, otherwise reads it from the store.
   static absl::StatusOr<CudaZoneRows> Create(const AttentionShape& shape, RowRange zone,
                                              std::vector<bool> packed, int64_t max_fetch_rows,
-                                             StoreClient* client, const HostRows* source,
+                                             retrieval::Session* client, const HostRows* source,
                                              ThreadPool* pool, kernels::PackedHead* heads);
   CudaZoneRows() = default;
 
@@ -48,7 +50,7 @@ class CudaZoneRows {
   // Consecutive rows of one head, counted from the zone's first.
   void Take(Layer layer, KvHead head, int64_t first, int64_t rows, const void* k, const void* v);
   void ChooseTops(Layer layer, KvHead head, int64_t rows, const void* k, const void* v);
-  absl::Status ReadFrom(StoreClient* client, int64_t max_fetch_rows, ThreadPool* pool);
+  absl::Status ReadFrom(retrieval::Session* client, int64_t max_fetch_rows, ThreadPool* pool);
   void CopyFrom(const HostRows& source, ThreadPool* pool);
   size_t HeadIndex(Layer layer, KvHead head) const {
     return static_cast<size_t>(layer.value() * shape_.kv_heads + head.value());

@@ -103,83 +103,56 @@ absl::Status HostZone::Finish(Layer layer, const float* q, int64_t n, Partial& p
   return absl::OkStatus();
 }
 
-// Where the scores are there already, who is free estimates the rest while others attend to spans of rows.
 absl::Status HostZone::AttendRows(Layer layer, KvHead head, const float* q, int64_t token,
-                                  SelectedRows& selection, const float* bound, bool scored,
+                                  const std::vector<Position>& rows, const float* bound,
                                   Partial& partial) const {
   thread_local std::vector<const void*> k, v;
-  thread_local std::vector<float> computed, states;
-  const std::vector<Position>& rows = selection.rows;
+  thread_local std::vector<float> scores, states;
   const int64_t d = shape_.head_dim, group = shape_.group(), q_head = head.value() * group;
   const HeadView& of_head = rows_->At(layer, head);
+  k.resize(rows.size());
+  v.resize(rows.size());
+  scores.resize(static_cast<size_t>(group) * rows.size());
   kernels::SparseAttentionParams params;
   params.q = q + (token * shape_.q_heads + q_head) * d;
   params.group = group;
   params.rows = static_cast<int64_t>(rows.size());
+  params.k = k.data();
+  params.v = v.data();
   params.head_dim = d;
   params.scale = scale_;
-  v.resize(rows.size());
-  params.v = v.data();
-  if (scored) {
-    params.scores = selection.scores.data();
-  } else {
-    k.resize(rows.size());
-    params.k = k.data();
-    computed.resize(static_cast<size_t>(group) * rows.size());
-    params.scores = computed.data();
-  }
+  params.scores = scores.data();
   const int64_t spans = kernels::SparseSpans(params.rows), floats = group * (d + 1);
   states.resize(static_cast<size_t>(2 * floats + kernels::SparseSpanFloats(params)));
   float* const rest = states.data();
   params.out = rest + floats;
   params.lse = params.out + group * d;
-  const auto attend = [&, k_rows = k.data(), v_rows = v.data(),
-                       others = params.lse + group](int64_t span) {
-    const int64_t end = kernels::SparseSpanBegin(params.rows, span + 1);
-    for (int64_t j = kernels::SparseSpanBegin(params.rows, span); j < end; ++j) {
-      const Position row = rows[static_cast<size_t>(j)];
-      if (!scored) k_rows[j] = of_head.Key(row);
-      v_rows[j] = of_head.Value(row);
-    }
-    kernels::SparseAttentionSpan(params, span, others);
-  };
-  absl::Status status;
-  const auto estimate = [&] {
-    status = EstimateRest(layer, head, params.q, rows, params.scores, bound, rest);
-  };
-  const bool estimates = estimate_ && params.rows < zone_.rows();
-  const int64_t beside = estimates && scored ? 1 : 0;
-  pool_->ParallelFor(spans + beside, [&](int64_t i) {
-    if (i < beside) return estimate();
-    attend(i - beside);
-  });
-  if (estimates && !scored) estimate();
-  RETURN_IF_ERROR(status);
+  pool_->ParallelFor(
+      spans, [&, k_rows = k.data(), v_rows = v.data(), others = params.lse + group](int64_t span) {
+        const int64_t end = kernels::SparseSpanBegin(params.rows, span + 1);
+        for (int64_t j = kernels::SparseSpanBegin(params.rows, span); j < end; ++j) {
+          const Position row = rows[static_cast<size_t>(j)];
+          k_rows[j] = of_head.Key(row);
+          v_rows[j] = of_head.Value(row);
+        }
+        kernels::SparseAttentionSpan(params, span, others);
+      });
   kernels::MergeSparseSpans(params, params.lse + group);
   partial.Merge(token, shape_.q_heads, q_head, group, d, params.out, params.lse);
-  if (estimates) {
-    partial.Merge(token, shape_.q_heads, q_head, group, d, rest, rest + group * d);
-  }
+  if (!estimate_ || params.rows == zone_.rows()) return absl::OkStatus();
+  RETURN_IF_ERROR(rows_->EstimateRest(layer, head,
+                                      {.queries = params.q,
+                                       .group = group,
+                                       .scale = scale_,
+                                       .zone = zone_,
+                                       .selected = rows,
+                                       .scores = params.scores,
+                                       .bound = bound,
+                                       .pool = pool_,
+                                       .out = rest,
+                                       .lse = rest + group * d}));
+  partial.Merge(token, shape_.q_heads, q_head, group, d, rest, rest + group * d);
   return absl::OkStatus();
-}
-
-absl::Status HostZone::EstimateRest(Layer layer, KvHead head, const float* q,
-                                    const std::vector<Position>& rows, const float* scores,
-                                    const float* bound, float* state) const {
-  RestRequest rest;
-  rest.layer = layer;
-  rest.head = head;
-  rest.q = q;
-  rest.group = shape_.group();
-  rest.scale = scale_;
-  rest.zone = zone_;
-  rest.selected = rows;
-  rest.scores = scores;
-  rest.bound = bound;
-  rest.pool = pool_;
-  rest.out = state;
-  rest.lse = state + shape_.group() * shape_.head_dim;
-  return rows_->EstimateRest(rest);
 }
 
 void HostZone::AttendSpan(Layer layer, KvHead head, const float* q, int64_t token, RowRange span,
@@ -272,15 +245,13 @@ absl::Status HostZone::AttendSelected(Layer layer, const float* q, int64_t n, Pa
       request.budget = top_k.Of(head);
       request.step = reading_prompt_ ? kPromptStep : step + first;
       selection.bound.clear();
-      selection.scores.clear();
       selector_->Select(request, selection);
-      const bool scored = tokens == 1 && !selection.scores.empty();
       for (int64_t i = first; i < first + tokens; ++i) {
         const float* bound = selection.bound.empty()
                                  ? nullptr
                                  : &selection.bound[static_cast<size_t>((i - first) * group)];
         statuses[static_cast<size_t>(h)].Update(
-            AttendRows(layer, head, q, i, selection, bound, scored, partial));
+            AttendRows(layer, head, q, i, selection.rows, bound, partial));
       }
       attended[static_cast<size_t>(h)] += tokens * static_cast<int64_t>(selection.rows.size());
     }

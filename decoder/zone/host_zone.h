@@ -1,4 +1,5 @@
-// What:   the zone in this host's memory: a selector chooses its rows, which are attended here.
+// What:   the zone in this host's memory where a method chooses its rows (but for exact, which a session
+//         answers, store_zone.h): they are attended here.
 // Math:   dense layers attend to every row of the zone, the others to what the selector selects
 //         within the layer's budget; the partial attention is merged with the window's as the
 //         store's is. A budget that covers the zone makes a layer dense.
@@ -51,14 +52,10 @@ class HostZone final : public ZoneAttention {
   void AttendSpan(Layer layer, KvHead head, const float* q, int64_t token, RowRange span,
                   float* state) const;
   absl::Status AttendSelected(Layer layer, const float* q, int64_t n, Partial& partial);
-  // One KV head of one token. bound: of the group, or null. `scored`: the selection's scores are the token's.
+  // One KV head of one token. bound: of the group, or null.
   absl::Status AttendRows(Layer layer, KvHead head, const float* q, int64_t token,
-                          SelectedRows& selection, const float* bound, bool scored,
+                          const std::vector<Position>& rows, const float* bound,
                           Partial& partial) const;
-  // state: out [group, head_dim], lse [group]. q: the group's.
-  absl::Status EstimateRest(Layer layer, KvHead head, const float* q,
-                            const std::vector<Position>& rows, const float* scores,
-                            const float* bound, float* state) const;
 
   const RetrievalConfig config_;
   const AttentionShape shape_;

@@ -24,6 +24,7 @@ struct Maker {
     return kPlainZones[static_cast<size_t>(options.kind)](context, statistics);
   }
   Made operator()(const HostZoneOptions& options) const {
+    if (ScansHere(context.config, context.device)) return MakeStoreZone(context, statistics);
     return HostZone::Create(options, context, statistics);
   }
   Made operator()(const DeviceZoneOptions&) const {

@@ -1,4 +1,4 @@
-// What:      an opened context, as a forward pass and its zone take it: how to retrieve, what the store
+// What:      an opened context, as a sequence and its zone take it: how to retrieve, what the store
 //            said of the context, and whom to ask. Without a context: no tokens and no client.
 // Ownership: client and pool outlive what is made of it; rows are shared.
 #pragma once
@@ -10,9 +10,9 @@
 
 #include "common/ids.h"
 #include "common/thread_pool.h"
-#include "decoder/client/store_client.h"
 #include "decoder/config.h"
 #include "decoder/select/host_rows.h"
+#include "retrieval/session.h"
 
 namespace carrel::decoder {
 
@@ -28,8 +28,8 @@ struct OpenedContext {
   int64_t max_top_k = 0;       // the store's limits
   int64_t max_fetch_rows = 0;
   int64_t max_block = 1;                  // tokens of one query
-  std::vector<std::vector<float>> drift;  // StoredDrift (forward/query_drift.h)
-  StoreClient* client = nullptr;
+  std::vector<std::vector<float>> drift;  // StoredDrift (runner/query_drift.h)
+  retrieval::Session* client = nullptr;
   ThreadPool* pool = nullptr;
   std::shared_ptr<const HostRows> rows;  // where TakesHostRows and they can be had
 };

@@ -2,12 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <utility>
 
-#include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
-#include "decoder/client/wire.h"
 #include "decoder/zone/output_error.h"
 
 namespace carrel::decoder {
@@ -23,28 +20,28 @@ void AddMass(const std::vector<float>& zone_lse, const std::vector<float>& rows_
   }
 }
 
-absl::StatusOr<CandidateRows> RetrievalMeter::AskIds(v1::Query query, int64_t n,
+absl::StatusOr<CandidateRows> RetrievalMeter::AskIds(retrieval::Query query, int64_t n,
                                                      std::vector<float>* zone_lse) const {
-  query.set_want(v1::IDS);
-  query.set_measure_mass(zone_lse != nullptr);
-  query.set_estimate(false);
-  ASSIGN_OR_RETURN(const RequestId id, queries_.client()->Send(std::move(query)));
-  ASSIGN_OR_RETURN(std::vector<v1::SessionReply> parts, queries_.Receive(id, nullptr));
+  query.want = Want::kIds;
+  query.measure_mass = zone_lse != nullptr;
+  query.estimate = false;
+  ASSIGN_OR_RETURN(const retrieval::RequestId id, queries_.client()->Send(std::move(query)));
+  ASSIGN_OR_RETURN(std::vector<retrieval::Part> parts, queries_.Receive(id, nullptr));
   const AttentionShape& shape = queries_.shape();
   CandidateRows ids(shape, queries_.zone(), n);
   if (zone_lse != nullptr) zone_lse->assign(static_cast<size_t>(n) * shape.q_heads, -INFINITY);
   std::vector<bool> with_lse(static_cast<size_t>(n) * shape.kv_heads);
-  for (v1::SessionReply& part : parts) {
-    for (const v1::HeadResult& head : part.query().heads()) {
-      RETURN_IF_ERROR(queries_.CheckHead(head, n));
-      const size_t at = static_cast<size_t>(head.token()) * shape.kv_heads + head.kv_head();
+  for (retrieval::Part& part : parts) {
+    for (const retrieval::Piece& piece : part.pieces) {
+      RETURN_IF_ERROR(queries_.CheckPiece(piece, n));
+      const auto at = static_cast<size_t>(piece.token * shape.kv_heads + piece.kv_head.value());
       // Where a head's rows come in several parts, the first has it.
-      if (zone_lse == nullptr || (with_lse[at] && !head.has_zone_lse())) continue;
+      if (zone_lse == nullptr || (with_lse[at] && piece.zone_lse.empty())) continue;
       with_lse[at] = true;
-      RETURN_IF_ERROR(CheckFloats(head.zone_lse(), {shape.group()}, "zone_lse"));
-      std::memcpy(&(*zone_lse)[static_cast<size_t>(head.token()) * shape.q_heads +
-                               head.kv_head() * shape.group()],
-                  head.zone_lse().data().data(), shape.group() * sizeof(float));
+      if (static_cast<int32_t>(piece.zone_lse.size()) != shape.group())
+        return absl::DataLossError(absl::StrCat("reply: zone_lse of ", piece.zone_lse.size()));
+      std::copy(piece.zone_lse.begin(), piece.zone_lse.end(),
+                zone_lse->begin() + static_cast<int64_t>(at) * shape.group());
     }
     RETURN_IF_ERROR(ids.AddPart(std::move(part), /*with_rows=*/false));
   }
@@ -54,25 +51,23 @@ absl::StatusOr<CandidateRows> RetrievalMeter::AskIds(v1::Query query, int64_t n,
 
 absl::StatusOr<CandidateRows> RetrievalMeter::AskIdsAmong(Layer layer, const float* q, int64_t n,
                                                           int64_t top_k,
-                                                          RequestId candidates) const {
-  v1::Query query = queries_.Make(layer, q, n);
-  if (top_k != select::TopKRows(queries_.selection(layer)))
-    SetSelection(select::TopK{top_k}, query);
-  query.set_among_candidates_of(candidates);
+                                                          retrieval::RequestId candidates) const {
+  retrieval::Query query = queries_.Make(layer, q, n);
+  if (top_k != select::TopKRows(queries_.selection(layer))) query.selection = select::TopK{top_k};
+  query.among_candidates_of = candidates;
   return AskIds(std::move(query), n, nullptr);
 }
 
-absl::StatusOr<std::vector<float>> RetrievalMeter::LseOfRows(Layer layer, const float* q, int64_t n,
-                                                             std::optional<RequestId> among) const {
-  v1::Query query = queries_.Make(layer, q, n);
-  query.set_estimate(false);
-  if (among.has_value()) query.set_among_candidates_of(*among);
-  ASSIGN_OR_RETURN(const RequestId id, queries_.client()->Send(std::move(query)));
-  ASSIGN_OR_RETURN(const std::vector<v1::SessionReply> parts, queries_.Receive(id, nullptr));
+absl::StatusOr<std::vector<float>> RetrievalMeter::LseOfRows(
+    Layer layer, const float* q, int64_t n, std::optional<retrieval::RequestId> among) const {
+  retrieval::Query query = queries_.Make(layer, q, n);
+  query.estimate = false;
+  if (among.has_value()) query.among_candidates_of = *among;
+  ASSIGN_OR_RETURN(const retrieval::RequestId id, queries_.client()->Send(std::move(query)));
+  ASSIGN_OR_RETURN(const std::vector<retrieval::Part> parts, queries_.Receive(id, nullptr));
   Partial rows;
   rows.Reset(n, queries_.shape().q_heads, queries_.shape().head_dim);
-  for (const v1::SessionReply& part : parts)
-    RETURN_IF_ERROR(queries_.MergeAttend(part.query(), n, rows));
+  for (const retrieval::Part& part : parts) RETURN_IF_ERROR(queries_.MergeAttend(part, n, rows));
   return std::move(rows.lse);
 }
 
@@ -142,12 +137,12 @@ absl::Status RetrievalMeter::MeasureOutput(Layer layer, const float* q, int64_t 
     for (int64_t i = 0; i < n; ++i) statistics.output_error.Add(0);
     return absl::OkStatus();
   }
-  ASSIGN_OR_RETURN(const RequestId id, queries_.client()->Send(queries_.MakeDense(layer, q, n)));
-  ASSIGN_OR_RETURN(const std::vector<v1::SessionReply> parts, queries_.Receive(id, nullptr));
+  ASSIGN_OR_RETURN(const retrieval::RequestId id,
+                   queries_.client()->Send(queries_.MakeDense(layer, q, n)));
+  ASSIGN_OR_RETURN(const std::vector<retrieval::Part> parts, queries_.Receive(id, nullptr));
   Partial dense;
   dense.Reset(n, queries_.shape().q_heads, queries_.shape().head_dim);
-  for (const v1::SessionReply& part : parts)
-    RETURN_IF_ERROR(queries_.MergeAttend(part.query(), n, dense));
+  for (const retrieval::Part& part : parts) RETURN_IF_ERROR(queries_.MergeAttend(part, n, dense));
   AddOutputErrors(window, zone, dense, n, queries_.shape(), statistics.output_error);
   return absl::OkStatus();
 }

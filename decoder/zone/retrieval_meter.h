@@ -12,11 +12,11 @@
 
 #include "absl/status/statusor.h"
 #include "common/ids.h"
-#include "decoder/client/store_client.h"
 #include "decoder/statistics.h"
 #include "decoder/window/partial.h"
 #include "decoder/zone/candidate_rows.h"
 #include "decoder/zone/store_queries.h"
+#include "retrieval/session.h"
 
 namespace carrel::decoder {
 
@@ -34,7 +34,7 @@ class RetrievalMeter {
 
   // What was asked ahead for the layer's block of tokens.
   struct Ahead {
-    std::optional<RequestId> request;
+    std::optional<retrieval::RequestId> request;
     const CandidateRows* candidates = nullptr;  // null: they are at the store
   };
   // The share of the true top_k that the candidates asked ahead gave, of each of n tokens; empty if
@@ -49,14 +49,14 @@ class RetrievalMeter {
 
  private:
   // What a query for ids brings; zone_lse, if it is wanted: [n, q_heads].
-  absl::StatusOr<CandidateRows> AskIds(v1::Query query, int64_t n,
+  absl::StatusOr<CandidateRows> AskIds(retrieval::Query query, int64_t n,
                                        std::vector<float>* zone_lse) const;
   // Of candidates that the store keeps, the best for the true query.
   absl::StatusOr<CandidateRows> AskIdsAmong(Layer layer, const float* q, int64_t n, int64_t top_k,
-                                            RequestId candidates) const;
+                                            retrieval::RequestId candidates) const;
   // Of the rows that the same query attends to, without the estimation term; [n, q_heads].
   absl::StatusOr<std::vector<float>> LseOfRows(Layer layer, const float* q, int64_t n,
-                                               std::optional<RequestId> among) const;
+                                               std::optional<retrieval::RequestId> among) const;
   absl::StatusOr<std::vector<double>> Hits(Layer layer, const float* q, int64_t n,
                                            const Ahead& ahead, const CandidateRows& truth) const;
   LayerStatistics& StatisticsOf(Layer layer) const {

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
 
 namespace carrel::decoder {
@@ -55,24 +54,20 @@ RowCache::RowCache(const AttentionShape& shape, const std::vector<int64_t>& slot
   }
 }
 
-void RowCache::Declare(Layer layer, v1::Query& query) const {
-  if (!keeps(layer)) return;
+std::vector<std::vector<Position>> RowCache::Held(Layer layer) const {
+  std::vector<std::vector<Position>> rows;
+  if (!keeps(layer)) return rows;
+  rows.resize(static_cast<size_t>(shape_.kv_heads));
   for (KvHead head(0); head.value() < shape_.kv_heads; head = head.next()) {
     const std::vector<uint64_t>& held = heads_[Index(layer, head)].held;
-    v1::HeldRows* rows = nullptr;
-    Position last = 0;
     for (size_t word = 0; word < held.size(); ++word) {
       for (uint64_t left = held[word]; left != 0; left &= left - 1) {
-        const Position id = static_cast<Position>(64 * word) + std::countr_zero(left);
-        if (rows == nullptr) {
-          rows = query.add_held();
-          rows->set_kv_head(static_cast<uint32_t>(head.value()));
-        }
-        rows->add_steps(static_cast<uint64_t>(id - last));
-        last = id;
+        rows[static_cast<size_t>(head.value())].push_back(static_cast<Position>(64 * word) +
+                                                          std::countr_zero(left));
       }
     }
   }
+  return rows;
 }
 
 const char* RowCache::Find(Layer layer, KvHead head, Position id) const {

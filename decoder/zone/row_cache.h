@@ -20,10 +20,6 @@
 #include "decoder/statistics.h"
 #include "kernels/rows/row_bank/row_bank.h"
 
-namespace carrel::v1 {
-class Query;
-}
-
 namespace carrel::decoder {
 
 class RowCache {
@@ -36,8 +32,8 @@ class RowCache {
   RowCache(const AttentionShape& shape, const std::vector<int64_t>& slots);
 
   bool keeps(Layer layer) const { return slots_[static_cast<size_t>(layer.value())] > 0; }
-  // Names the rows held to the store. Until its reply is here nothing of the layer may be kept.
-  void Declare(Layer layer, v1::Query& query) const;
+  // The rows held, for a query to name (Query::held). Until its reply is here nothing of the layer may be kept.
+  std::vector<std::vector<Position>> Held(Layer layer) const;
   // K of a row, V right after it; null if it is not held.
   const char* Find(Layer layer, KvHead head, Position id) const;
   // Rows of one token and head, from a reply or from here.
@@ -54,7 +50,7 @@ class RowCache {
     std::vector<char> rows;       // [slots]: K, then V
   };
   size_t Index(Layer layer, KvHead head) const {
-    return static_cast<size_t>(layer.value() * shape_.kv_heads + head.value());
+    return static_cast<size_t>(int64_t{layer.value()} * shape_.kv_heads + head.value());
   }
 
   const AttentionShape shape_;

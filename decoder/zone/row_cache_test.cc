@@ -3,7 +3,6 @@
 #include <cstring>
 #include <random>
 
-#include "carrel/v1/retrieval.pb.h"
 #include "common/test_util.h"
 
 namespace carrel::decoder {
@@ -35,15 +34,7 @@ void Use(RowCache& cache, const Source& source, KvHead head, const std::vector<P
 }
 
 std::vector<Position> Declared(const RowCache& cache, KvHead head) {
-  v1::Query query;
-  cache.Declare(kLayer, query);
-  std::vector<Position> ids;
-  for (const v1::HeldRows& held : query.held()) {
-    if (held.kv_head() != static_cast<uint32_t>(head.value())) continue;
-    Position at = 0;
-    for (const uint64_t step : held.steps()) ids.push_back(at += static_cast<Position>(step));
-  }
-  return ids;
+  return cache.Held(kLayer)[static_cast<size_t>(head.value())];
 }
 
 TEST(RowCacheTest, RandomUses_HoldTheRowsAndNameThem) {
@@ -51,6 +42,7 @@ TEST(RowCacheTest, RandomUses_HoldTheRowsAndNameThem) {
   const Source source(500);
   RowCache cache(kShape, {0, 0, 40});
   EXPECT_FALSE(cache.keeps(Layer(0)));
+  EXPECT_TRUE(cache.Held(Layer(0)).empty());
   for (int step = 0; step < 200; ++step) {
     const KvHead head(static_cast<int32_t>(rng() % 2));
     std::vector<Position> ids;

@@ -8,44 +8,28 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
-#include "decoder/client/wire.h"
 
 namespace carrel::decoder {
-namespace {
-
-v1::Want WireWant(Want want) {
-  switch (want) {
-    case Want::kRows:
-      return v1::ROWS;
-    case Want::kValues:
-      return v1::VALUES;
-    case Want::kAttend:
-      return v1::ATTEND;
-  }
-  return v1::WANT_UNSPECIFIED;
-}
-
-}  // namespace
-
 StoreQueries::StoreQueries(const OpenedContext& context)
     : config_(context.config),
       content_id_(context.content_id),
       shape_(context.shape),
       zone_(context.zone),
       estimate_(Estimates(config_, context.has_summaries)),
+      scan_(ScansHere(config_, context.device)),
+      prompt_takes_all_(PromptTakesAll(config_, context.device)),
       max_top_k_(context.max_top_k),
       selections_(context.selections),
       client_(context.client) {}
 
 std::string StoreQueries::batch_key() const {
   if (config_.want != Want::kAttend || config_.prefetch != Prefetch::kOff || config_.measure ||
-      content_id_.empty()) {
+      prompt_takes_all_ || content_id_.empty()) {
     return "";
   }
   std::string key = absl::StrCat(content_id_, " ", zone_.begin, " ", zone_.end, " ", config_.effort,
-                                 estimate_ ? " estimated" : "");
+                                 estimate_ ? " estimated" : "", scan_ ? " scanned" : "");
   for (const select::Selection& selection : selections_) {
     const auto* const top_k = std::get_if<select::TopK>(&selection);
     if (top_k == nullptr && !select::IsAll(selection)) return "";  // as many as scores say
@@ -58,55 +42,50 @@ std::string StoreQueries::batch_key() const {
   return key;
 }
 
-v1::Query StoreQueries::Make(Layer layer, const float* q, int64_t n) const {
-  v1::Query query;
-  query.set_layer(layer.value());
-  SetFloats(q, {n, shape_.q_heads, shape_.head_dim}, query.mutable_queries());
-  SetSelection(selection(layer), query);
-  query.set_want(WireWant(config_.want));
-  query.set_effort(static_cast<uint32_t>(config_.effort));
-  query.set_estimate(estimate_ && !all_rows(layer));
+retrieval::Query StoreQueries::Make(Layer layer, const float* q, int64_t n) const {
+  retrieval::Query query;
+  query.layer = layer;
+  query.tokens = n;
+  query.queries.assign(q, q + n * shape_.q_heads * shape_.head_dim);
+  query.selection = selection(layer);
+  query.want = config_.want;
+  query.effort = config_.effort;
+  query.estimate = estimate_ && !all_rows(layer);
+  query.scan = scan_;
   return query;
 }
 
-absl::Status StoreQueries::Attend(Layer layer, const float* q, int64_t n, Partial& partial,
-                                  LayerStatistics& statistics) const {
-  AttendQuery query;
-  query.layer = layer;
-  query.q = q;
-  query.n = n;
-  query.selection = &selection(layer);
-  query.effort = config_.effort;
-  query.estimate = estimate_ && !all_rows(layer);
-  AttendReply reply;
+absl::Status StoreQueries::Attend(Layer layer, const float* q, int64_t n, bool all,
+                                  Partial& partial, LayerStatistics& statistics) const {
+  retrieval::AttendReply reply;
   reply.out = partial.out.data();
   reply.lse = partial.lse.data();
   const absl::Time start = absl::Now();
-  RETURN_IF_ERROR(client_->Attend(query, reply));
+  RETURN_IF_ERROR(client_->Attend(all ? MakeDense(layer, q, n) : Make(layer, q, n), reply));
   statistics.exposed_wait_us += absl::ToDoubleMicroseconds(absl::Now() - start);
   statistics.bytes_received += reply.bytes;
-  statistics.candidates += reply.candidates;
-  statistics.visited += reply.visited;
-  statistics.rows_attended += reply.rows;
-  statistics.estimated = query.estimate;
+  statistics.candidates += reply.statistics.candidates;
+  statistics.visited += reply.statistics.visited;
+  statistics.rows_attended += reply.statistics.rows;
+  if (!all) statistics.estimated = estimate_ && !all_rows(layer);
   return absl::OkStatus();
 }
 
-v1::Query StoreQueries::MakeDense(Layer layer, const float* q, int64_t n) const {
-  v1::Query query;
-  query.set_layer(layer.value());
-  SetFloats(q, {n, shape_.q_heads, shape_.head_dim}, query.mutable_queries());
-  SetSelection(select::All(), query);
-  query.set_want(v1::ATTEND);
+retrieval::Query StoreQueries::MakeDense(Layer layer, const float* q, int64_t n) const {
+  retrieval::Query query = Make(layer, q, n);
+  query.selection = select::All();
+  query.want = Want::kAttend;
+  query.effort = 0;
+  query.estimate = false;
   return query;
 }
 
-v1::Query StoreQueries::MakeAhead(Layer layer, const float* predicted_q, int64_t n) const {
-  v1::Query query = Make(layer, predicted_q, n);
-  SetSelection(select::TopK{RowsAhead(layer)}, query);
-  query.set_speculative(true);
-  query.set_estimate(false);
-  query.set_want(config_.want == Want::kRows ? v1::ROWS : v1::IDS);
+retrieval::Query StoreQueries::MakeAhead(Layer layer, const float* predicted_q, int64_t n) const {
+  retrieval::Query query = Make(layer, predicted_q, n);
+  query.selection = select::TopK{RowsAhead(layer)};
+  query.speculative = true;
+  query.estimate = false;
+  query.want = config_.want == Want::kRows ? Want::kRows : Want::kIds;
   return query;
 }
 
@@ -115,42 +94,42 @@ int64_t StoreQueries::RowsAhead(Layer layer) const {
   return std::min<int64_t>({std::llround(config_.oversample * rows), zone_.rows(), max_top_k_});
 }
 
-absl::StatusOr<std::vector<v1::SessionReply>> StoreQueries::Receive(
-    RequestId id, LayerStatistics* statistics) const {
-  std::vector<v1::SessionReply> parts;
+absl::StatusOr<std::vector<retrieval::Part>> StoreQueries::Receive(
+    retrieval::RequestId id, LayerStatistics* statistics) const {
+  std::vector<retrieval::Part> parts;
   do {
     const absl::Time start = absl::Now();
-    ASSIGN_OR_RETURN(v1::SessionReply part, client_->Next(id));
+    ASSIGN_OR_RETURN(retrieval::Part part, client_->Next(id));
     if (statistics != nullptr) {
       statistics->exposed_wait_us += absl::ToDoubleMicroseconds(absl::Now() - start);
-      statistics->bytes_received += static_cast<int64_t>(part.ByteSizeLong());
-      statistics->candidates += part.query().statistics().candidates();
-      statistics->visited += part.query().statistics().visited();
+      statistics->bytes_received += part.bytes;
+      statistics->candidates += part.statistics.candidates;
+      statistics->visited += part.statistics.visited;
     }
     parts.push_back(std::move(part));
-  } while (!parts.back().last());
+  } while (!parts.back().last);
   return parts;
 }
 
-absl::Status StoreQueries::CheckHead(const v1::HeadResult& head, int64_t n) const {
-  if (head.token() < n && head.kv_head() < static_cast<uint32_t>(shape_.kv_heads))
-    return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat("reply: token ", head.token(), " kv_head ",
-                                          head.kv_head(), " was not asked for"));
+absl::Status StoreQueries::CheckPiece(const retrieval::Piece& piece, int64_t n) const {
+  if (piece.token < n && piece.kv_head.value() < shape_.kv_heads) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("reply: token ", piece.token, " kv_head ",
+                                          piece.kv_head.value(), " was not asked for"));
 }
 
-absl::Status StoreQueries::MergeAttend(const v1::QueryReply& reply, int64_t n,
+absl::Status StoreQueries::MergeAttend(const retrieval::Part& part, int64_t n,
                                        Partial& partial) const {
   const int64_t d = shape_.head_dim, group = shape_.group();
-  std::vector<float> out, lse;
-  for (const v1::HeadResult& head : reply.heads()) {
-    RETURN_IF_ERROR(CheckHead(head, n));
-    RETURN_IF_ERROR(CheckFloats(head.out(), {group, d}, "out"));
-    RETURN_IF_ERROR(CheckFloats(head.lse(), {group}, "lse"));
-    CopyFloats(head.out(), out);
-    CopyFloats(head.lse(), lse);
-    partial.Merge(head.token(), shape_.q_heads, head.kv_head() * group, group, d, out.data(),
-                  lse.data());
+  for (const retrieval::Piece& piece : part.pieces) {
+    RETURN_IF_ERROR(CheckPiece(piece, n));
+    if (static_cast<int64_t>(piece.out.size()) != group * d ||
+        static_cast<int64_t>(piece.lse.size()) != group) {
+      return absl::DataLossError(absl::StrCat("reply: out of ", piece.out.size(), " and lse of ",
+                                              piece.lse.size(), " numbers, expected ", group * d,
+                                              " and ", group));
+    }
+    partial.Merge(piece.token, shape_.q_heads, piece.kv_head.value() * group, group, d,
+                  piece.out.data(), piece.lse.data());
   }
   return absl::OkStatus();
 }

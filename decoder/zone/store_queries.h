@@ -11,15 +11,10 @@
 
 #include "absl/status/statusor.h"
 #include "common/ids.h"
-#include "decoder/client/store_client.h"
 #include "decoder/statistics.h"
 #include "decoder/window/partial.h"
 #include "decoder/zone/opened_context.h"
-
-namespace carrel::v1 {
-class HeadResult;
-class QueryReply;
-}  // namespace carrel::v1
+#include "retrieval/session.h"
 
 namespace carrel::decoder {
 
@@ -35,41 +30,43 @@ class StoreQueries {
   const select::Selection& selection(Layer layer) const {
     return selections_[static_cast<size_t>(layer.value())];
   }
+  // Whether tokens of a prompt attend to every row.
+  bool prompt_takes_all() const { return prompt_takes_all_; }
   bool all_rows(Layer layer) const { return select::IsAll(selection(layer)); }
-  StoreClient* client() const { return client_; }
+  retrieval::Session* client() const { return client_; }
 
   // Queries with one key are the same of the same numbers, over the same content, and nothing of their
   // replies is kept or measured; empty: there are none like these.
   std::string batch_key() const;
 
   // What the layer attends to, for q [n, q_heads, head_dim].
-  v1::Query Make(Layer layer, const float* q, int64_t n) const;
-  // Asks the same of a client that attends(), and waits.
-  absl::Status Attend(Layer layer, const float* q, int64_t n, Partial& partial,
+  retrieval::Query Make(Layer layer, const float* q, int64_t n) const;
+  // Asks the same, or all rows, of a client that attends(), and waits.
+  absl::Status Attend(Layer layer, const float* q, int64_t n, bool all, Partial& partial,
                       LayerStatistics& statistics) const;
   // Attention over every row.
-  v1::Query MakeDense(Layer layer, const float* q, int64_t n) const;
+  retrieval::Query MakeDense(Layer layer, const float* q, int64_t n) const;
   // Candidates for predicted queries, and how many rows they are.
-  v1::Query MakeAhead(Layer layer, const float* predicted_q, int64_t n) const;
+  retrieval::Query MakeAhead(Layer layer, const float* predicted_q, int64_t n) const;
   int64_t RowsAhead(Layer layer) const;
 
   // All parts of a reply; counts wait and bytes where statistics are given.
-  absl::StatusOr<std::vector<v1::SessionReply>> Receive(RequestId id,
-                                                        LayerStatistics* statistics) const;
+  absl::StatusOr<std::vector<retrieval::Part>> Receive(retrieval::RequestId id,
+                                                       LayerStatistics* statistics) const;
   // partial [n, q_heads].
-  absl::Status MergeAttend(const v1::QueryReply& reply, int64_t n, Partial& partial) const;
-  // Whether a reply's head was asked for.
-  absl::Status CheckHead(const v1::HeadResult& head, int64_t n) const;
+  absl::Status MergeAttend(const retrieval::Part& part, int64_t n, Partial& partial) const;
+  // Whether a piece was asked for.
+  absl::Status CheckPiece(const retrieval::Piece& piece, int64_t n) const;
 
  private:
   const RetrievalConfig config_;
   const std::string content_id_;
   const AttentionShape shape_;
   const RowRange zone_;
-  const bool estimate_;
+  const bool estimate_, scan_, prompt_takes_all_;
   const int64_t max_top_k_;
   const std::vector<select::Selection> selections_;
-  StoreClient* const client_;
+  retrieval::Session* const client_;
 };
 
 }  // namespace carrel::decoder

@@ -4,9 +4,7 @@
 #include <cmath>
 #include <utility>
 
-#include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
-#include "decoder/client/wire.h"
 #include "decoder/zone/make_zone.h"
 #include "kernels/attention/sparse_attention/sparse_attention.h"
 
@@ -50,8 +48,8 @@ absl::Status StoreZone::Prefetch(Layer layer, const float* predicted_q, int64_t 
     pending.stream.emplace(client_, shape_, layer, zone_, max_fetch_rows_);
     return pending.stream->Start();
   }
-  v1::Query query = queries_.MakeAhead(layer, predicted_q, n);
-  if (config_.want == Want::kRows) row_cache_.Declare(layer, query);
+  retrieval::Query query = queries_.MakeAhead(layer, predicted_q, n);
+  if (config_.want == Want::kRows) query.held = row_cache_.Held(layer);
   ASSIGN_OR_RETURN(pending.speculative, client_->Send(std::move(query)));
   pending.predicted_q.assign(predicted_q, predicted_q + n * shape_.q_heads * shape_.head_dim);
   return absl::OkStatus();
@@ -107,9 +105,9 @@ absl::Status StoreZone::StartSelected(Layer layer, const float* q, int64_t n, Pe
     (pending.accepted ? statistics.prefetched : statistics.verified_again) += n;
     if (pending.accepted && config_.want == Want::kRows) return absl::OkStatus();
   }
-  v1::Query query = queries_.Make(layer, q, n);
-  if (pending.accepted) query.set_among_candidates_of(*pending.speculative);
-  if (config_.want == Want::kRows) row_cache_.Declare(layer, query);
+  retrieval::Query query = queries_.Make(layer, q, n);
+  if (pending.accepted) query.among_candidates_of = *pending.speculative;
+  if (config_.want == Want::kRows) query.held = row_cache_.Held(layer);
   ASSIGN_OR_RETURN(pending.query, client_->Send(std::move(query)));
   return absl::OkStatus();
 }
@@ -118,7 +116,13 @@ absl::Status StoreZone::Finish(Layer layer, const float* q, int64_t n, Partial& 
   partial.Reset(n, shape_.q_heads, shape_.head_dim);
   if (zone_.rows() == 0) return absl::OkStatus();
   Pending& pending = pending_[layer.value()];
-  if (pending.attends) return queries_.Attend(layer, q, n, partial, StatisticsOf(layer));
+  if (pending.attends) {
+    LayerStatistics& statistics = StatisticsOf(layer);
+    const bool all = reading_prompt_ && queries_.prompt_takes_all();
+    statistics.whole_tokens += all ? n : 0;
+    statistics.whole_rows += all ? zone_.rows() * shape_.kv_heads * n : 0;
+    return queries_.Attend(layer, q, n, all, partial, statistics);
+  }
   if (pending.stream.has_value()) return FinishRowStream(layer, q, n, pending, partial);
   if (config_.want == Want::kRows) return FinishCandidates(layer, q, n, pending, partial);
   return FinishPartials(layer, q, n, pending, partial);
@@ -128,7 +132,7 @@ absl::Status StoreZone::FinishRowStream(Layer layer, const float* q, int64_t n, 
                                         Partial& partial) {
   const int64_t d = shape_.head_dim, group = shape_.group();
   LayerStatistics& statistics = StatisticsOf(layer);
-  const absl::Status status = pending.stream->Drain(
+  absl::Status status = pending.stream->Drain(
       [&](KvHead head, Position, int64_t rows, const void* k, const void* v) {
         statistics.candidates += rows * n;
         std::vector<const void*> k_rows(rows), v_rows(rows);
@@ -165,10 +169,10 @@ absl::Status StoreZone::FinishRowStream(Layer layer, const float* q, int64_t n, 
 absl::Status StoreZone::FinishCandidates(Layer layer, const float* q, int64_t n, Pending& pending,
                                          Partial& partial) {
   LayerStatistics& statistics = StatisticsOf(layer);
-  const RequestId id = pending.accepted ? *pending.speculative : *pending.query;
-  ASSIGN_OR_RETURN(std::vector<v1::SessionReply> parts, queries_.Receive(id, &statistics));
+  const retrieval::RequestId id = pending.accepted ? *pending.speculative : *pending.query;
+  ASSIGN_OR_RETURN(std::vector<retrieval::Part> parts, queries_.Receive(id, &statistics));
   CandidateRows candidates(shape_, zone_, n);
-  for (v1::SessionReply& part : parts)
+  for (retrieval::Part& part : parts)
     RETURN_IF_ERROR(candidates.AddPart(std::move(part), /*with_rows=*/true, &row_cache_, layer));
   RETURN_IF_ERROR(candidates.CheckComplete());
   const auto* const top_k = std::get_if<select::TopK>(&queries_.selection(layer));
@@ -181,10 +185,10 @@ absl::Status StoreZone::FinishCandidates(Layer layer, const float* q, int64_t n,
     pending.candidates.emplace(std::move(candidates));
   } else if (pending.speculative.has_value() && (config_.measure || calibrating(layer))) {
     // What was asked ahead is not attended, but tells how good it would have been.
-    ASSIGN_OR_RETURN(std::vector<v1::SessionReply> ahead,
+    ASSIGN_OR_RETURN(std::vector<retrieval::Part> ahead,
                      queries_.Receive(*pending.speculative, nullptr));
     pending.candidates.emplace(shape_, zone_, n);
-    for (v1::SessionReply& part : ahead)
+    for (retrieval::Part& part : ahead)
       RETURN_IF_ERROR(pending.candidates->AddPart(std::move(part), /*with_rows=*/false));
     RETURN_IF_ERROR(pending.candidates->CheckComplete());
   }
@@ -195,19 +199,19 @@ absl::Status StoreZone::FinishCandidates(Layer layer, const float* q, int64_t n,
 absl::Status StoreZone::FinishPartials(Layer layer, const float*, int64_t n, Pending& pending,
                                        Partial& partial) {
   LayerStatistics& statistics = StatisticsOf(layer);
-  ASSIGN_OR_RETURN(const std::vector<v1::SessionReply> parts,
+  ASSIGN_OR_RETURN(const std::vector<retrieval::Part> parts,
                    queries_.Receive(*pending.query, &statistics));
   pending.query.reset();
   std::vector<int64_t> seen(static_cast<size_t>(n) * shape_.kv_heads, 0);
-  for (const v1::SessionReply& part : parts) {
-    statistics.rows_attended += part.query().statistics().rows();
+  for (const retrieval::Part& part : parts) {
+    statistics.rows_attended += part.statistics.rows;
     statistics.estimated = queries_.estimates() && !queries_.all_rows(layer);
     if (config_.want == Want::kValues) {
-      RETURN_IF_ERROR(MergeValues(layer, part.query(), n, seen, partial));
+      RETURN_IF_ERROR(MergeValues(part, n, seen, partial));
     } else {
-      RETURN_IF_ERROR(queries_.MergeAttend(part.query(), n, partial));
-      for (const v1::HeadResult& head : part.query().heads())
-        ++seen[head.token() * shape_.kv_heads + head.kv_head()];
+      RETURN_IF_ERROR(queries_.MergeAttend(part, n, partial));
+      for (const retrieval::Piece& piece : part.pieces)
+        ++seen[piece.token * shape_.kv_heads + piece.kv_head.value()];
     }
   }
   const bool all = queries_.all_rows(layer);
@@ -223,32 +227,30 @@ absl::Status StoreZone::FinishPartials(Layer layer, const float*, int64_t n, Pen
   return absl::OkStatus();
 }
 
-absl::Status StoreZone::MergeValues(Layer, const v1::QueryReply& reply, int64_t n,
+absl::Status StoreZone::MergeValues(const retrieval::Part& part, int64_t n,
                                     std::vector<int64_t>& rows_seen, Partial& partial) {
   const int64_t d = shape_.head_dim, group = shape_.group();
-  std::vector<float> out(static_cast<size_t>(group * (d + 1)));
-  std::vector<const void*> v_rows;
-  std::vector<float> scores;
-  for (const v1::HeadResult& head : reply.heads()) {
-    RETURN_IF_ERROR(queries_.CheckHead(head, n));
-    const int64_t rows = Dimension(head.v(), 0);
-    RETURN_IF_ERROR(CheckBf16(head.v(), {rows, d}, "V rows"));
-    RETURN_IF_ERROR(CheckFloats(head.scores(), {group, rows}, "scores"));
-    CopyFloats(head.scores(), scores);
-    v_rows.resize(rows);
-    for (int64_t j = 0; j < rows; ++j) v_rows[j] = head.v().data().data() + j * d * 2;
+  std::vector<float> out(static_cast<size_t>(group * (d + 1))), scores;
+  for (const retrieval::Piece& piece : part.pieces) {
+    RETURN_IF_ERROR(queries_.CheckPiece(piece, n));
+    const auto rows = static_cast<int64_t>(piece.v.size());
+    if (static_cast<int64_t>(piece.scores.size()) != group * rows) {
+      return absl::DataLossError(absl::StrCat("reply: ", piece.scores.size(), " scores of ", group,
+                                              " q heads for ", rows, " V rows"));
+    }
+    scores = piece.scores;
     kernels::SparseAttentionParams params;
     params.group = group;
-    params.v = v_rows.data();
+    params.v = piece.v.data();
     params.rows = rows;
     params.head_dim = d;
     params.scores = scores.data();
     params.out = out.data();
     params.lse = out.data() + group * d;
     kernels::SparseAttention(params);
-    partial.Merge(head.token(), shape_.q_heads, head.kv_head() * group, group, d, params.out,
-                  params.lse);
-    rows_seen[head.token() * shape_.kv_heads + head.kv_head()] += rows;
+    const int32_t head = piece.kv_head.value();
+    partial.Merge(piece.token, shape_.q_heads, head * group, group, d, params.out, params.lse);
+    rows_seen[piece.token * shape_.kv_heads + head] += rows;
   }
   return absl::OkStatus();
 }

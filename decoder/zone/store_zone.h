@@ -1,5 +1,6 @@
-// What:    the store's part of a sequence's attention: asks for a layer's zone rows, ahead of time
-//          where that is possible, and turns replies into (out, lse).
+// What:    a session's part of a sequence's attention: asks for a layer's zone rows, ahead of time
+//          where that is possible, and turns replies into (out, lse). The session is with a store, which
+//          searches its index, or looks at every row mapped in this process (ScansHere).
 //          Per layer and block of tokens: Prefetch (optional, with predicted queries, while the
 //          layer before computes), Start (true queries), Finish.
 // Source:  decisions 005 and 026.
@@ -21,7 +22,6 @@
 
 #include "common/thread_pool.h"
 #include "decoder/client/row_stream.h"
-#include "decoder/client/store_client.h"
 #include "decoder/config.h"
 #include "decoder/statistics.h"
 #include "decoder/window/partial.h"
@@ -32,6 +32,7 @@
 #include "decoder/zone/store_queries.h"
 #include "decoder/zone/threshold.h"
 #include "decoder/zone/zone_attention.h"
+#include "retrieval/session.h"
 
 namespace carrel::decoder {
 
@@ -63,14 +64,14 @@ class StoreZone final : public ZoneAttention {
  private:
   // What is in flight or at hand for one layer.
   struct Pending {
-    std::optional<RequestId> speculative;  // candidates asked with q~
+    std::optional<retrieval::RequestId> speculative;  // candidates asked with q~
     std::vector<float> predicted_q;
-    std::optional<CandidateRows> candidates;  // ROWS that speculative or the true query brought
-    std::optional<RequestId> query;           // asked with the true q
-    bool attends = false;                     // instead: the client attends when it is waited for
-    std::optional<RowStream> stream;          // every row, under want = ROWS
-    bool accepted = false;                    // speculative candidates are what is attended
-    std::vector<double> cosines;              // [n], least over q heads
+    std::optional<CandidateRows> candidates;    // ROWS that speculative or the true query brought
+    std::optional<retrieval::RequestId> query;  // asked with the true q
+    bool attends = false;                       // instead: the client attends when it is waited for
+    std::optional<RowStream> stream;            // every row, under want = ROWS
+    bool accepted = false;                      // speculative candidates are what is attended
+    std::vector<double> cosines;                // [n], least over q heads
   };
 
   bool calibrating(Layer layer) const;
@@ -85,8 +86,8 @@ class StoreZone final : public ZoneAttention {
                                 Partial& partial);
   absl::Status FinishPartials(Layer layer, const float* q, int64_t n, Pending& pending,
                               Partial& partial);
-  absl::Status MergeValues(Layer layer, const v1::QueryReply& reply, int64_t n,
-                           std::vector<int64_t>& rows_seen, Partial& partial);
+  absl::Status MergeValues(const retrieval::Part& part, int64_t n, std::vector<int64_t>& rows_seen,
+                           Partial& partial);
 
   LayerStatistics& StatisticsOf(Layer layer) { return (*statistics_)[layer.value()]; }
 
@@ -96,7 +97,7 @@ class StoreZone final : public ZoneAttention {
   const int64_t max_fetch_rows_;
   const StoreQueries queries_;
   const float scale_;
-  StoreClient* const client_;
+  retrieval::Session* const client_;
   ThreadPool* const pool_;
   std::vector<LayerStatistics>* const statistics_;
   const RetrievalMeter meter_;

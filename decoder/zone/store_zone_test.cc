@@ -3,16 +3,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <functional>
 #include <map>
 #include <numeric>
 
-#include "carrel/v1/retrieval.pb.h"
 #include "common/bf16.h"
 #include "common/status.h"
 #include "common/test_random.h"
 #include "common/test_util.h"
-#include "decoder/client/wire.h"
 
 namespace carrel::decoder {
 namespace {
@@ -22,11 +21,14 @@ constexpr int64_t kTokens = 60, kTopK = 5;
 constexpr RowRange kZone{3, 50};
 const float kScale = 1.0f / std::sqrt(8.0f);
 
+using retrieval::Part;
+using retrieval::Piece;
+using retrieval::RequestId;
 using Ids = std::vector<Position>;
 
 // Answers by brute force. Each q head has a KV head of its own, so that the best rows are those with
 // the largest scores.
-class FakeStore final : public StoreClient {
+class FakeStore final : public retrieval::Session {
  public:
   explicit FakeStore(std::mt19937_64& rng) {
     for (std::vector<float>* rows : {&k_, &v_}) {
@@ -36,33 +38,36 @@ class FakeStore final : public StoreClient {
   }
 
   std::vector<std::string> log;
-  std::function<void(v1::QueryReply&)> spoil = [](v1::QueryReply&) {};
+  std::function<void(Part&)> spoil = [](Part&) {};
   absl::Status fails = absl::OkStatus();
 
-  absl::StatusOr<v1::OpenReply> Open(const v1::Open&) override { return v1::OpenReply(); }
-  absl::StatusOr<RequestId> Send(v1::Query query) override {
+  absl::StatusOr<retrieval::Opened> Open(const retrieval::OpenRequest&) override {
+    return retrieval::Opened();
+  }
+  absl::StatusOr<RequestId> Send(retrieval::Query query) override {
+    constexpr const char* kWants[] = {"IDS", "ROWS", "VALUES", "ATTEND"};
     const RequestId id = ++last_id_;
-    std::string what = absl::StrCat(v1::Want_Name(query.want()), " of layer ", query.layer());
-    if (query.select().all()) absl::StrAppend(&what, " all");
-    if (query.select().top_k() > 0) absl::StrAppend(&what, " top ", query.select().top_k());
-    if (query.speculative()) absl::StrAppend(&what, " ahead");
-    if (query.among_candidates_of() != 0)
-      absl::StrAppend(&what, " among ", query.among_candidates_of());
+    std::string what =
+        absl::StrCat(kWants[static_cast<size_t>(query.want)], " of layer ", query.layer.value());
+    if (select::IsAll(query.selection)) absl::StrAppend(&what, " all");
+    if (select::TopKRows(query.selection) > 0)
+      absl::StrAppend(&what, " top ", select::TopKRows(query.selection));
+    if (query.speculative) absl::StrAppend(&what, " ahead");
+    if (query.among_candidates_of != 0)
+      absl::StrAppend(&what, " among ", query.among_candidates_of);
     log.push_back(absl::StrCat(id, ": ", what));
     asked_[id] = std::move(query);
-    if (asked_[id].speculative()) Answer(id, asked_[id]);  // keeps the candidates
+    if (asked_[id].speculative) Answer(id, asked_[id]);  // keeps the candidates
     return id;
   }
-  absl::StatusOr<RequestId> Send(v1::FetchRows) override {
+  absl::StatusOr<RequestId> Send(retrieval::Fetch) override {
     return absl::UnimplementedError("no rows are fetched here");
   }
-  absl::StatusOr<v1::SessionReply> Next(RequestId id) override {
+  absl::StatusOr<Part> Next(RequestId id) override {
     RETURN_IF_ERROR(fails);
-    v1::SessionReply reply;
-    reply.set_last(true);
-    *reply.mutable_query() = Answer(id, asked_.at(id));
-    spoil(*reply.mutable_query());
-    return reply;
+    Part part = Answer(id, asked_.at(id));
+    spoil(part);
+    return part;
   }
   void Forget(RequestId id) override { log.push_back(absl::StrCat("forget ", id)); }
   bool broken() const override { return false; }
@@ -108,71 +113,71 @@ class FakeStore final : public StoreClient {
     return &rows[static_cast<size_t>(((layer * kShape.kv_heads + head) * kTokens + row) *
                                      kShape.head_dim)];
   }
-  void SetRows(const std::vector<float>& from, int64_t layer, int64_t head, const Ids& ids,
-               v1::Tensor& tensor) const {
-    tensor.set_dtype(v1::Tensor::BF16);
-    tensor.add_shape(static_cast<int64_t>(ids.size()));
-    tensor.add_shape(kShape.head_dim);
-    for (const Position id : ids) {
-      for (int64_t c = 0; c < kShape.head_dim; ++c) {
-        const uint16_t bits = FloatToBf16(At(from, layer, head, id)[c]);
-        tensor.mutable_data()->append(reinterpret_cast<const char*>(&bits), 2);
-      }
+  // What a part's pieces point at, which ends with it.
+  struct Memory {
+    std::deque<std::vector<uint16_t>> rows;
+    std::deque<std::vector<float>> floats;
+  };
+  static void SetRows(const std::vector<float>& from, int64_t layer, int64_t head, const Ids& ids,
+                      Memory& memory, std::vector<const void*>& to) {
+    std::vector<uint16_t>& rows = memory.rows.emplace_back(ids.size() * kShape.head_dim);
+    for (size_t j = 0; j < ids.size(); ++j) {
+      uint16_t* const row = &rows[j * kShape.head_dim];
+      for (int64_t c = 0; c < kShape.head_dim; ++c)
+        row[c] = FloatToBf16(At(from, layer, head, ids[j])[c]);
+      to.push_back(row);
     }
   }
-  v1::QueryReply Answer(RequestId id, const v1::Query& query) {
-    const int64_t layer = query.layer();
-    std::vector<float> q;
-    CopyFloats(query.queries(), q);
-    v1::QueryReply reply;
-    reply.set_layer(query.layer());
-    for (int64_t i = 0; i < query.queries().shape(0); ++i) {
+  Part Answer(RequestId id, const retrieval::Query& query) {
+    const int64_t layer = query.layer.value();
+    const auto memory = std::make_shared<Memory>();
+    Part part;
+    part.last = true;
+    part.rows = memory;
+    for (int64_t i = 0; i < query.tokens; ++i) {
       for (int64_t head = 0; head < kShape.kv_heads; ++head) {
         const float* of_head =
-            &q[static_cast<size_t>((i * kShape.q_heads + head) * kShape.head_dim)];
+            &query.queries[static_cast<size_t>((i * kShape.q_heads + head) * kShape.head_dim)];
         const std::pair<int64_t, int64_t> at{i, head};
-        const Ids ids = query.select().all()
-                            ? Zone()
-                            : Best(layer, head, of_head,
-                                   query.among_candidates_of() == 0
-                                       ? Zone()
-                                       : kept_.at(query.among_candidates_of()).at(at),
-                                   query.select().top_k());
-        if (query.speculative()) kept_[id][at] = ids;
-        if (query.speculative() && query.want() == v1::IDS) continue;
-        v1::HeadResult& result = *reply.add_heads();
-        result.set_token(static_cast<uint32_t>(i));
-        result.set_kv_head(static_cast<uint32_t>(head));
-        Fill(query, layer, head, of_head, ids, result);
+        const Ids ids =
+            select::IsAll(query.selection)
+                ? Zone()
+                : Best(layer, head, of_head,
+                       query.among_candidates_of == 0 ? Zone()
+                                                      : kept_.at(query.among_candidates_of).at(at),
+                       select::TopKRows(query.selection));
+        if (query.speculative) kept_[id][at] = ids;
+        if (query.keeps_candidates()) continue;
+        Piece& piece = part.pieces.emplace_back();
+        piece.token = i;
+        piece.kv_head = KvHead(static_cast<int32_t>(head));
+        Fill(query, layer, head, of_head, ids, *memory, piece);
       }
     }
-    return reply;
+    return part;
   }
-  void Fill(const v1::Query& query, int64_t layer, int64_t head, const float* q, const Ids& ids,
-            v1::HeadResult& result) const {
-    if (query.measure_mass()) {
-      const float lse = Attend(layer, head, q, Zone()).back();
-      SetFloats(&lse, {1}, result.mutable_zone_lse());
-    }
-    if (query.want() == v1::ATTEND) {
-      const std::vector<float> state = Attend(layer, head, q, ids);
-      SetFloats(state.data(), {1, kShape.head_dim}, result.mutable_out());
-      SetFloats(&state.back(), {1}, result.mutable_lse());
+  void Fill(const retrieval::Query& query, int64_t layer, int64_t head, const float* q,
+            const Ids& ids, Memory& memory, Piece& piece) const {
+    if (query.measure_mass)
+      piece.zone_lse = memory.floats.emplace_back(1, Attend(layer, head, q, Zone()).back());
+    if (query.want == Want::kAttend) {
+      const std::vector<float>& state = memory.floats.emplace_back(Attend(layer, head, q, ids));
+      piece.out = {state.data(), static_cast<size_t>(kShape.head_dim)};
+      piece.lse = {&state.back(), 1};
       return;
     }
-    result.mutable_ids()->set_dtype(v1::Tensor::I64);
-    result.mutable_ids()->add_shape(static_cast<int64_t>(ids.size()));
-    result.mutable_ids()->set_data(ids.data(), ids.size() * sizeof(Position));
-    std::vector<float> scores;
-    for (const Position row : ids) scores.push_back(static_cast<float>(Score(layer, head, q, row)));
-    if (query.want() != v1::ROWS)
-      SetFloats(scores.data(), {1, static_cast<int64_t>(ids.size())}, result.mutable_scores());
-    if (query.want() == v1::ROWS) SetRows(k_, layer, head, ids, *result.mutable_k());
-    if (query.want() != v1::IDS) SetRows(v_, layer, head, ids, *result.mutable_v());
+    piece.rows = static_cast<int64_t>(ids.size());
+    piece.ids = ids;
+    if (query.want != Want::kRows) {
+      for (const Position row : ids)
+        piece.scores.push_back(static_cast<float>(Score(layer, head, q, row)));
+    }
+    if (query.want == Want::kRows) SetRows(k_, layer, head, ids, memory, piece.k);
+    if (query.want != Want::kIds) SetRows(v_, layer, head, ids, memory, piece.v);
   }
 
   std::vector<float> k_, v_;
-  std::map<RequestId, v1::Query> asked_;
+  std::map<RequestId, retrieval::Query> asked_;
   std::map<RequestId, std::map<std::pair<int64_t, int64_t>, Ids>> kept_;
   RequestId last_id_ = 0;
 };
@@ -372,15 +377,14 @@ TEST_F(StoreZoneTest, Cancel_ForgetsWhatIsInFlightAndTheNextSequenceIsRight) {
 }
 
 TEST_F(StoreZoneTest, WrongReplies_AreDataLoss) {
-  using Spoil = std::function<void(v1::QueryReply&)>;
+  using Spoil = std::function<void(Part&)>;
   const std::vector<Spoil> spoils = {
-      [](v1::QueryReply& reply) { reply.mutable_heads()->RemoveLast(); },
-      [](v1::QueryReply& reply) { *reply.add_heads() = reply.heads(0); },
-      [](v1::QueryReply& reply) { reply.mutable_heads(0)->set_kv_head(2); },
-      [](v1::QueryReply& reply) { reply.mutable_heads(0)->set_token(7); },
-      [](v1::QueryReply& reply) {
-        reply.mutable_heads(1)->mutable_out()->mutable_data()->pop_back();
-      },
+      [](Part& part) { part.pieces.pop_back(); },
+      [](Part& part) { part.pieces.push_back(part.pieces[0]); },
+      [](Part& part) { part.pieces[0].kv_head = KvHead(2); },
+      [](Part& part) { part.pieces[0].token = 7; },
+      [](Part& part) { part.pieces[1].out = {}; },
+      [](Part& part) { part.pieces[1].lse = part.pieces[1].out; },
   };
   for (size_t i = 0; i < spoils.size(); ++i) {
     SCOPED_TRACE(i);

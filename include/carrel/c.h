@@ -8,6 +8,8 @@
 // Threads:   models and stores: any; readers and sessions: one at a time each.
 // Stability: structs of options begin with their size, set by their _init: fields are only added
 //            (docs/stability.md).
+// Example:   carrel_model* model = NULL;                                         // examples/05_ask.c
+//            if (carrel_model_load("models/demo", NULL, 0, &model) != 0) puts(carrel_last_error());
 #ifndef CARREL_C_H_
 #define CARREL_C_H_
 

@@ -4,6 +4,8 @@
 //            DataLoss weights that changed on disk.
 // Ownership: readers and prefills keep the model alive.
 // Threads:   any. Readers of one model share its weights and threads.
+// Example:   const auto model = carrel::Model::Load("models/demo");               // examples/01_prefill.cc
+//            const auto tokens = (*model)->EncodeDocument(text);
 #pragma once
 
 #include <cstdint>

@@ -5,6 +5,9 @@
 //         memory; Cancelled. After any of these, and after a crash, the same call goes on from the
 //         last finished layer.
 // Cost:   memory: 4 bytes * tokens * hidden size, and some 20 bytes * tokens * KV heads * head_dim.
+// Example: carrel::PrefillOptions options;                                      // examples/01_prefill.cc
+//          options.index = "code";
+//          const auto report = carrel::Prefill(**model, *tokens, **store, "novel", options);
 #pragma once
 
 #include <cstdint>

@@ -4,6 +4,8 @@
 //          NotFound no such context; InvalidArgument an option or prompt; DataLoss what was read is
 //          damaged or changed meanwhile: there is no answer then, not a wrong one.
 // Threads: one at a time per reader; many readers of one model and store beside each other.
+// Example: const auto reader = carrel::Reader::Open(*model, *store, "novel");    // examples/02_ask.cc
+//          const auto answer = (*reader)->Generate("Who is Ada?", options);
 #pragma once
 
 #include <cstdint>
@@ -27,10 +29,10 @@ inline namespace api {
 // How near to dense attention; each KV head gets the rows that reach it by what prefill measured.
 enum class Fidelity : uint8_t { kFast = 0, kBalanced = 1, kFaithful = 2 };
 
-// Who searches.
+// Where the zone is searched.
 enum class Zone : uint8_t {
   kStore = 0,   // the store
-  kHost = 1,    // this process, in the mapped rows of a store's folder: fastest on a CPU
+  kHost = 1,    // this process, in the mapped rows of a store's folder: looks at every row
   kDevice = 2,  // the GPU, which holds all rows
   kAuto =
       3,  // what takes the least time on this machine, of what keeps the fidelity and fits into memory

@@ -6,6 +6,9 @@
 // Units:   scores are q k / sqrt(head_dim); lse is ln of the sum of their exponentials.
 // Errors:  as reader.h; a call that fails leaves the session usable, unless it is Unavailable.
 // Threads: one at a time per session; many sessions beside each other.
+// Example: const auto session = carrel::Session::OpenPinned(*store, "novel", content_id);
+//          const auto best = (*session)->Ask({.layer = 0, .queries = q, .select = carrel::TopK{8}});
+//          // examples/04_query_rows.cc
 #pragma once
 
 #include <cstdint>

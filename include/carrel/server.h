@@ -3,6 +3,8 @@
 //            address taken, or open to strangers without TLS and credentials.
 // Ownership: destroying it cuts what still runs; Stop lets it finish.
 // Threads:   any.
+// Example:   const auto server = carrel::Server::Start("out/store", {.listen = {"127.0.0.1:50051"}});
+//            // examples/03_serve.cc
 #pragma once
 
 #include <cstdint>

@@ -2,6 +2,9 @@
 //          bound. Nothing throws but what the standard library throws for want of memory.
 // Ownership: values; they own their text.
 // Threads: as std::string.
+// Example: const auto model = carrel::Model::Load(path);
+//          if (!model.ok()) std::fprintf(stderr, "%s\n", model.status().message().c_str());
+//          // examples/01_prefill.cc
 #pragma once
 
 #include <cstdint>

@@ -5,6 +5,8 @@
 //            DataLoss a context is damaged (says where).
 // Ownership: readers and sessions keep the store alive.
 // Threads:   any.
+// Example:   const auto store = carrel::Store::Open("out/store");                 // examples/02_ask.cc
+//            const auto remote = carrel::Store::Connect("unix:/run/carrel.sock");
 #pragma once
 
 #include <cstdint>
@@ -48,7 +50,7 @@ enum class StoreMode : uint8_t {
 
 struct Login {
   std::string tls_ca;    // PEM files; empty: no TLS
-  std::string tls_cert;  // our own, if the server wants one
+  std::string tls_cert;  // client certificate, if the server requires one
   std::string tls_key;
   std::string key_file;     // with the key that the server wants; empty: none
   double retry_for_s = 30;  // how long a reader waits for a server that is gone; 0: not at all

@@ -4,7 +4,7 @@
 #include "carrel/export.h"
 
 #define CARREL_VERSION_MAJOR 0
-#define CARREL_VERSION_MINOR 1
+#define CARREL_VERSION_MINOR 2
 #define CARREL_VERSION_PATCH 0
 
 namespace carrel {

@@ -33,7 +33,7 @@ std::shared_ptr<Access> Access::Open(bool everything) {
   return access;
 }
 
-std::shared_ptr<Access> Access::OpenWithToken(std::string token) {
+std::shared_ptr<Access> Access::OpenWithToken(const std::string& token) {
   std::shared_ptr<Access> access = Open();
   access->token_sha256_ = AccessKeySha256(token);
   absl::MutexLock lock(&access->mu_);

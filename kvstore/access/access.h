@@ -2,7 +2,7 @@
 //         callers (gRPC, HTTP) asks here and knows no rule of its own.
 // Rules without a keys file: who comes over a Unix socket, whose file mode admitted him, may do
 //         everything ("local"), and so may who presents the server's token ("token"), where it has one; anybody
-//         else, and a client certificate, `list open`. A key that nobody knows is as none: clients of OpenAI's
+//         else, and a client certificate, `list open`. An unknown key counts as none: clients of OpenAI's
 //         API present one whatever the server.
 // Errors:  Unauthenticated says what is missing, not what there is. Of Create: those of the file.
 // Threads: any; one of its own watches the file.
@@ -52,7 +52,7 @@ class Access {
   // Without a keys file. everything: all may do all, for a server that only its own process reaches.
   static std::shared_ptr<Access> Open(bool everything = false);
   // Without a keys file, with a token (NewAccessKey()).
-  static std::shared_ptr<Access> OpenWithToken(std::string token);
+  static std::shared_ptr<Access> OpenWithToken(const std::string& token);
   // Reads the file again every `interval` if it has changed; one that cannot be used is logged and
   // counted, and the rules stay as they were.
   static absl::StatusOr<std::shared_ptr<Access>> Create(const std::string& keys_file,

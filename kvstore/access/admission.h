@@ -26,7 +26,7 @@ struct ContextFacts {
   std::string name;   // where the call named none, or another: of the one that it came to
 };
 
-// One call of a caller who is known.
+// One call of a known caller.
 class Visit {
  public:
   Visit() = default;  // to be assigned to

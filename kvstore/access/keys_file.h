@@ -27,7 +27,7 @@ struct Identity {
   std::vector<std::string> key_sha256;  // 32 bytes each; several while a key is being changed
   std::string certificate;              // common name, DNS name or URI of a client certificate
   std::optional<uint32_t> uid;          // of the process at the other end of a Unix socket
-  bool anonymous = false;               // who presents nothing of the above
+  bool anonymous = false;               // a caller that presents nothing of the above
 };
 
 struct AccessEntry {
@@ -41,7 +41,7 @@ struct AccessEntry {
   bool owner = false;  // of the machine, who sees all; never of a file
 };
 
-// Who shares a prefix of names and a turn. Quotas: 0 unbounded.
+// Callers that share a prefix of names and a turn. Quotas: 0 unbounded.
 struct Tenant {
   std::string name;
   std::string prefix;                       // its contexts' names begin with it

@@ -1,7 +1,7 @@
 // What:   what a caller may do, and which right each call of the services needs: the one table,
 //         whatever the transport.
 // Errors: InvalidArgument a right that does not exist; PermissionDenied a call that the table does
-//         not list (what nobody thought about is nobody's to call).
+//         not list.
 #pragma once
 
 #include <cstdint>

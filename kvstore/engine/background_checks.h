@@ -1,4 +1,4 @@
-// What:    a thread that looks after bytes which nobody reads (decision 035):
+// What:    a thread that checks bytes which no request reads (decision 035):
 //          - every kLookEvery it looks at the files of the open contexts, so that a change is noticed
 //            before the next read;
 //          - it reads all contexts of the store again, one pass after another, at a bounded rate,

@@ -33,7 +33,7 @@ class CandidateSet {
   const int64_t tokens;
   const int64_t bytes;  // at most, of the candidates
 
-  // found [tokens, kv_heads]; empty if status is an error. Runs who waits, on this thread.
+  // found [tokens, kv_heads]; empty if status is an error. Runs the waiting callbacks, on this thread.
   void Set(absl::Status status, std::vector<CandidateIds> found) {
     std::vector<std::function<void()>> waiters;
     {

@@ -1,6 +1,6 @@
 // What:    where contexts come from that a store does not have yet: a bucket (kvstore/replica/residence.h). A server
 //          without one has what its store has.
-// Errors:  of done: NotFound there is no such context; Unavailable nobody says whether there is; others as the
+// Errors:  of done: NotFound there is no such context; Unavailable it is not known whether there is; others as the
 //          source has them. OK: the store has it now, and keeps it while the handle is held.
 // Threads: any. What is told is told on any thread, also on the caller's before Bring returns, one call at a time for
 //          each who waits.
@@ -30,7 +30,7 @@ struct ContextComes {
       false;  // what lies here is open, or awaited: it begins when one of those is closed
 };
 
-// Who waits for a context. progress may be null.
+// The callbacks of one wait for a context. progress may be null.
 struct ContextWaiter {
   // He opens it later, without his handle: what came for him is kept for a while, until somebody opens it. Who opens
   // it while he keeps the handle needs no more: it may go as soon as it is closed.

@@ -335,7 +335,7 @@ absl::Status Engine::Verify(const std::string& name, bool deep, std::function<bo
     return absl::ResourceExhaustedError(
         absl::StrCat("verify context ", name, ": another one is being verified"));
   }
-  const absl::Status accepted = SubmitBackground(
+  absl::Status accepted = SubmitBackground(
       [this, name, deep, cancelled = std::move(cancelled), done = std::move(done)] {
         const auto verify = [&]() -> Verified {
           ASSIGN_OR_RETURN(const std::shared_ptr<const StoredContext> stored,

@@ -58,7 +58,7 @@ class Engine {
   static constexpr int64_t kMostTokens = int64_t{1} << 16;
   absl::StatusOr<v1::TokensResponse> Tokens(const v1::TokensRequest& request);  // blocks
   absl::Status Delete(const std::string& name);                                 // blocks
-  // Whether a session has it open, or somebody opens or deletes it at this moment.
+  // Whether a session has it open, or it is being opened or deleted at this moment.
   bool IsOpen(const std::string& name);
   // Of a read-only store: what another process published or deleted since is seen from now on.
   // OpenSession, List and Get do this themselves. Sessions keep what they have open.
@@ -89,16 +89,16 @@ class Engine {
     background_.Continue(Behind(std::move(task)));
   }
 
-  ThreadPool& pool() { return queue_.pool(); }  // for loops of who has no threads of his own
+  ThreadPool& pool() { return queue_.pool(); }  // for loops of callers without threads
 
   const EngineConfig& config() const { return config_; }
-  // For who publishes in this process.
+  // For code that publishes in this process.
   Store& store() { return *store_; }
   int64_t sessions() const { return sessions_.load(); }
   IndexCache::Counters index_counters() const { return indexes_.counters(); }
   // What clients make this process hold.
   ByteBudget& request_budget() { return requests_; }
-  EngineStatistics Statistics();  // waits for nobody
+  EngineStatistics Statistics();  // does not wait
 
  private:
   static std::function<void()> Behind(std::function<void()> task) {
@@ -119,10 +119,10 @@ class Engine {
   void RemoveOldImports();
   // The one that is open, else one of its own.
   absl::StatusOr<std::shared_ptr<const StoredContext>> FindStored(const std::string& name);
-  // The context with one session more; opens it on this thread if nobody has.
+  // The context with one session more; opens it on this thread if it is not open.
   absl::StatusOr<std::shared_ptr<OpenContext>> Enter(const std::string& name);
   absl::StatusOr<std::shared_ptr<OpenContext>> OpenStored(const std::string& name);
-  // Waits until nobody opens or deletes it.
+  // Waits while it is being opened or deleted.
   Cached* Find(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(contexts_mu_);
   absl::Status MakeRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(contexts_mu_);
 

@@ -471,7 +471,8 @@ TEST_F(EngineTest, Session_Cancelled_DropsWhatWaits) {
     QueryRequest among = MakeQuery(*contexts_[0], 1);
     among.among_candidates_of = 1;
     CARREL_ASSERT_OK(session->Submit(2, among, done(1)));
-    CARREL_ASSERT_OK(session->Submit(3, FetchRequest{.layer = Layer(0), .range = {0, 5}}, done(2)));
+    CARREL_ASSERT_OK(
+        session->Submit(3, FetchRequest{{.layer = Layer(0), .range = {0, 5}}}, done(2)));
     session->Cancel();
   }
   for (auto& answer : answers) {
@@ -550,7 +551,7 @@ TEST_F(EngineTest, FlippedBitInRows_IsDataLossNamingThePlace) {
       EXPECT_THAT(std::string(answer.status().message()), HasSubstr(part));
     }
   }
-  FetchRequest fetch{.layer = Layer(1), .range = {190, 210}};
+  FetchRequest fetch{{.layer = Layer(1), .range = {190, 210}}};
   const auto reply = Ask(*session, ++id, fetch);
   CARREL_ASSERT_OK(reply);
   EXPECT_THAT(Collect(**reply, 1, 2), StatusIs(StatusCode::kDataLoss, "segment 1"));

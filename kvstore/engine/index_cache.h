@@ -37,10 +37,12 @@ struct IndexKey {
   // (StoredContext::Look) when it was asked for.
   int64_t opening = 0;
   int64_t changes = 0;
+  bool scan = false;  // of the keys in 8 bits (Int8Scan), beside the head's index
   bool operator==(const IndexKey&) const = default;
   template <typename H>
   friend H AbslHashValue(H h, const IndexKey& key) {
-    return H::combine(std::move(h), key.context, key.layer, key.kv_head, key.opening, key.changes);
+    return H::combine(std::move(h), key.context, key.layer, key.kv_head, key.opening, key.changes,
+                      key.scan);
   }
 };
 
@@ -83,7 +85,7 @@ class IndexCache {
   std::optional<Lease> TryAcquire(const IndexKey& key, int64_t bytes,
                                   absl::FunctionRef<bool()> admit,
                                   absl::FunctionRef<std::unique_ptr<Index>()> make);
-  // Lets spare indexes that nobody uses go, the least recently used first, until this much is free.
+  // Drops spare indexes without a lease, the least recently used first, until this much is free.
   void Shed(int64_t bytes);
 
   // Forgets what was opened of a layer before its files changed for the changes-th time.

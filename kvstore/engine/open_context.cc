@@ -77,11 +77,9 @@ absl::Status OpenContext::ReadManifest() {
   layers_ = std::make_unique<ResidentBudget::Layers>(budget_, stored_, shape_.layers);
   changes_ = std::make_unique<std::atomic<int64_t>[]>(static_cast<size_t>(shape_.layers));
   slots_ = std::make_unique<Slot[]>(static_cast<size_t>(shape_.layers) * shape_.kv_heads);
-  if (std::any_of(index_params_.begin(), index_params_.end(),
-                  [](const IndexParams& params) { return IndexTypeOf(params.kind).exact(); })) {
-    int8_memory_ =
-        Int8Memory::Make(int64_t{shape_.layers} * shape_.kv_heads, tokens_, shape_.head_dim);
-  }
+  // No memory before a head is scanned.
+  int8_memory_ =
+      Int8Memory::Make(int64_t{shape_.layers} * shape_.kv_heads, tokens_, shape_.head_dim);
   return absl::OkStatus();
 }
 
@@ -231,14 +229,13 @@ absl::Status OpenContext::WithScan(Layer layer, KvHead kv_head, const MappedHead
   const int64_t head = int64_t{layer.value()} * shape_.kv_heads + kv_head.value();
   const int64_t bytes = int8_memory_ == nullptr ? 0 : int8_memory_->piece_bytes();
   const std::optional<IndexCache::Lease> lease = indexes_->TryAcquire(
-      {id_, layer, kv_head, opening_, rows.changes}, bytes,
+      {id_, layer, kv_head, opening_, rows.changes, /*scan=*/true}, bytes,
       [&] { return int8_memory_ != nullptr && budget_->HasSpareRoom(bytes); },
       [&]() -> std::unique_ptr<Index> {
         Int8Memory::Piece piece = Int8Memory::Take(int8_memory_, head);
         if (piece.empty()) return nullptr;  // what is kept of other rows is not gone yet
         return std::make_unique<Int8Scan>(rows.keys, std::move(piece));
       });
-  // Of heads that are scanned the cache has nothing else.
   return search(lease.has_value() ? static_cast<const Int8Scan&>(**lease) : *rows.scan);
 }
 

@@ -102,8 +102,8 @@ class OpenContext {
   absl::Status WithIndex(Layer layer, KvHead kv_head, const MappedHead& rows,
                          absl::FunctionRef<absl::Status(const Index&)> search) const;
 
-  // The same where ScansAll, with a scan that keeps the head's keys in 8 bits while memory has room
-  // for it, else with one that does not; both give the same.
+  // The same with a scan of every row, of whatever head, that keeps the head's keys in 8 bits while memory has
+  // room for it, else with one that does not; both give the same.
   absl::Status WithScan(Layer layer, KvHead kv_head, const MappedHead& rows,
                         absl::FunctionRef<absl::Status(const Int8Scan&)> search) const;
 

@@ -82,6 +82,7 @@ SelectParams QueryReply::ParamsOf(int64_t token, int32_t kv_head, ThreadPool& po
   params.queries = QueriesOf(token, kv_head);
   params.selection = &request_.selection;
   params.effort = request_.effort;
+  params.scan = request_.scan;
   params.exact_lse = wants_exact_lse();
   params.by_id = request_.want == Want::kAttend;  // sums alone
   if (scored != nullptr) scored->Give(token, context().shape().group(), params);
@@ -109,7 +110,7 @@ absl::Status QueryReply::Run(ThreadPool& pool, absl::Duration waited) {
   const absl::Time start = absl::Now();
   seen_ = context().LastLook(request_.layer);
   for (int attempt = 0; attempt < OpenContext::kMostAttempts; ++attempt) {
-    const absl::Status status = RunOnce(pool);
+    absl::Status status = RunOnce(pool);
     ASSIGN_OR_RETURN(const int64_t after, context().Look(request_.layer));
     if (after == seen_) {
       statistics_.queue_us = absl::ToInt64Microseconds(waited);
@@ -199,7 +200,7 @@ int64_t QueryReply::TokensScoredTogether() const {
   const AttentionShape& shape = context().shape();
   if (among_ != nullptr || zone_.rows() == 0) return 1;
   for (KvHead head(0); head.value() < shape.kv_heads; head = head.next()) {
-    if (!context().ScansAll(request_.layer, head)) return 1;
+    if (!request_.scan && !context().ScansAll(request_.layer, head)) return 1;
   }
   const int64_t scores = shape.group() * zone_.rows();
   const int64_t queries = kNearScores / zone_.rows() / kQueriesAtOnce * kQueriesAtOnce;
@@ -360,19 +361,18 @@ absl::Status QueryReply::EstimateRestOf(int64_t token, int32_t kv_head, ThreadPo
   ASSIGN_OR_RETURN(const std::shared_ptr<const Summaries> summaries,
                    context().HeadSummaries(request_.layer, KvHead(kv_head)));
   thread_local EstimateScratch scratch;
-  EstimateParams estimate;
+  retrieval::EstimateRequest estimate;
   estimate.queries = QueriesOf(token, kv_head);
   estimate.group = shape.group();
   estimate.scale = context().scale();
   estimate.zone = zone_;
-  estimate.values = &heads_[kv_head]->values;
   estimate.pool = pool;
   estimate.selected = selected.ids;
   estimate.scores = selected.scores.data();
   estimate.bound = selected.bound.empty() ? nullptr : selected.bound.data();
   estimate.out = state;
   estimate.lse = state + shape.group() * shape.head_dim;
-  return EstimateRest(*summaries, estimate, scratch);
+  return EstimateRest(*summaries, heads_[kv_head]->values, estimate, scratch);
 }
 
 absl::Status QueryReply::RunAttendAll(ThreadPool& pool) {

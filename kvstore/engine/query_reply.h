@@ -69,7 +69,7 @@ class QueryReply : public Reply {
   };
 
   const OpenContext& context() const { return *slot_.session().context(); }
-  // Cancelled, DeadlineExceeded: nobody waits for the answer.
+  // Cancelled, DeadlineExceeded: the answer is not waited for.
   absl::Status CheckWanted() const;
   bool attends_all() const;
   // What the true query will want to know of the zone's other rows travels with the candidates.

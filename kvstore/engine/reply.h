@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "common/ids.h"
 #include "kvstore/engine/request.h"
@@ -37,5 +38,12 @@ class Reply {
   virtual absl::StatusOr<bool> Confirm() = 0;
   virtual const QueryStatistics& statistics() const = 0;  // of a query
 };
+
+// The next pieces, of about max_bytes, copied (once or several times) until Confirm says that they are right.
+// DataLoss: their files change too often.
+absl::Status TakePieces(Reply& reply, int64_t max_bytes,
+                        absl::FunctionRef<void(std::vector<Piece>&)> copy);
+// The same as a part that lives on its own.
+absl::Status TakePart(Reply& reply, int64_t max_bytes, retrieval::Part& part);
 
 }  // namespace carrel::kvstore

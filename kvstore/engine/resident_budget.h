@@ -2,7 +2,7 @@
 //          can be spared is let go until it is a fifth below, and then the pages of the layers that
 //          were not read for longest, until it is a tenth below.
 //          The rest of the heap is not compared: letting pages go would not make it smaller.
-//          They are only unmapped: who reads such a layer meanwhile reads it again, from the page
+//          They are only unmapped: a reader of such a layer reads it again, from the page
 //          cache or the disk.
 // Ownership: the budget outlives what is registered with it.
 // Threads: any. One thread lets go at a time, others go on.

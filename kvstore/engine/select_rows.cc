@@ -45,6 +45,7 @@ absl::Status Search(const SelectParams& p, int64_t top_k, SearchResult& result) 
   };
   // Who asks for the whole zone gets it, also where a graph would miss rows.
   if (top_k >= p.zone.rows()) return search(*p.rows->exact);
+  if (p.scan) return p.context->WithScan(p.layer, p.kv_head, *p.rows, search);
   return p.context->WithIndex(p.layer, p.kv_head, *p.rows, search);
 }
 
@@ -195,7 +196,7 @@ absl::Status SelectRows(const SelectParams& p, Selected& selected) {
     selected.visited -= result.visited;
   }
   selected.visited += result.visited;
-  const bool all = result.zone_scored || p.context->ScansAll(p.layer, p.kv_head);
+  const bool all = result.zone_scored || p.scan || p.context->ScansAll(p.layer, p.kv_head);
   selected.candidates = all ? zone : static_cast<int64_t>(selected.ids.size());
   selected.zone_lse.swap(result.zone_lse);
   selected.zone_scored = result.zone_scored;

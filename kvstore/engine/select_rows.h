@@ -32,6 +32,7 @@ struct SelectParams {
   const float* queries = nullptr;                // [group, head_dim]
   const select::Selection* selection = nullptr;  // not All; max_rows >= 1
   int64_t effort = 0;
+  bool scan = false;                   // of every row, whatever the index
   const float* zone_scores = nullptr;  // as SearchRequest's
   Int8ZoneScores int8_scores;          // likewise; none: without scores
   bool exact_lse = false;              // likewise; WantsExactLse

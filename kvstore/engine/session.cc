@@ -42,17 +42,6 @@ class Finder {
   std::shared_ptr<CandidateSet> found_;
 };
 
-int64_t BytesOf(const QueryRequest& request) {
-  const auto* top_k = std::get_if<select::TopK>(&request.selection);
-  int64_t numbers = top_k == nullptr ? 0 : static_cast<int64_t>(top_k->of_head.size());
-  for (const auto& held : request.held) numbers += static_cast<int64_t>(held.size());
-  return numbers * 8 + static_cast<int64_t>(request.queries.size()) * 4;
-}
-
-int64_t BytesOf(const FetchRequest& request) {
-  return static_cast<int64_t>(request.ids.size()) * 8;
-}
-
 }  // namespace
 
 Session::Session(std::shared_ptr<OpenContext> context, RowRange zone,
@@ -157,7 +146,7 @@ absl::StatusOr<Session::Task> Session::Accept(uint64_t request_id, QueryRequest 
     ASSIGN_OR_RETURN(ByteBudget::Charge charge, account_->Take("query: candidates", bytes));
     found = std::make_shared<CandidateSet>(request.layer, request.tokens, bytes, std::move(charge));
   }
-  ASSIGN_OR_RETURN(Slot slot, Admit("query", request_id, BytesOf(request), bytes));
+  ASSIGN_OR_RETURN(Slot slot, Admit("query", request_id, request.bytes(), bytes));
   auto reply = std::make_shared<std::unique_ptr<QueryReply>>(
       std::make_unique<QueryReply>(std::move(request), std::move(slot), among, found));
   if (found != nullptr) Remember(request_id, found);
@@ -192,7 +181,7 @@ absl::StatusOr<Session::Task> Session::Accept(uint64_t request_id, QueryRequest 
 absl::StatusOr<Session::Task> Session::Accept(uint64_t request_id, FetchRequest request,
                                               Done done) {
   RETURN_IF_ERROR(ValidateFetch(request, *context_, config_));
-  ASSIGN_OR_RETURN(Slot slot, Admit("fetch rows", request_id, BytesOf(request), 0));
+  ASSIGN_OR_RETURN(Slot slot, Admit("fetch rows", request_id, request.bytes(), 0));
   auto reply = std::make_shared<std::unique_ptr<FetchReply>>(
       std::make_unique<FetchReply>(std::move(request), std::move(slot)));
   return
@@ -211,7 +200,7 @@ absl::StatusOr<Session::Task> Session::Accept(uint64_t request_id, FetchRequest 
 }
 
 absl::Status Session::Enqueue(const char* what, uint64_t request_id, Task task) {
-  const absl::Status status = queue_->Submit(
+  absl::Status status = queue_->Submit(
       tenant_.get(), this, [queue = queue_, task = std::move(task)] { task(queue->pool()); });
   if (status.ok()) return status;
   Unremember(request_id);  // nobody looks for its candidates

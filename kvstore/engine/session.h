@@ -52,7 +52,7 @@ class Session : public std::enable_shared_from_this<Session> {
   absl::Status Submit(uint64_t request_id, FetchRequest request, Done done);
 
   // Answers a request that was accepted: once, on any thread, in loops over that thread and the
-  // pool. Destroyed uncalled it takes the request back; who waits for its candidates fails.
+  // pool. Destroyed uncalled it takes the request back; queries that wait for its candidates fail.
   using Task = std::function<void(ThreadPool&)>;
   absl::StatusOr<Task> Accept(uint64_t request_id, QueryRequest request, Done done);
   absl::StatusOr<Task> Accept(uint64_t request_id, FetchRequest request, Done done);

@@ -192,7 +192,7 @@ std::vector<float> RandomContext::Queries(int64_t tokens, uint64_t seed, float s
 }
 
 OpenRequest RandomContext::Opening(int64_t sink, int64_t local) const {
-  return {.context = spec_.name, .fingerprint = spec_.fingerprint, .sink = sink, .local = local};
+  return {{.context = spec_.name, .fingerprint = spec_.fingerprint, .sink = sink, .local = local}};
 }
 
 std::vector<double> RandomContext::Scores(Layer layer, int64_t q_head, const float* query,

@@ -78,7 +78,7 @@ absl::Status ValidateKey(const SegmentKey& key) {
 std::string EncodeKey(const SegmentKey& key) {
   CARREL_CHECK(ValidateKey(key).ok());
   std::string out = key.context.Bytes();
-  AppendBigEndian(out, static_cast<uint64_t>(key.layer + 1), 2);
+  AppendBigEndian(out, static_cast<uint64_t>(int64_t{key.layer} + 1), 2);
   AppendBigEndian(out, static_cast<uint64_t>(key.kind), 1);
   AppendBigEndian(out, static_cast<uint64_t>(key.kv_head.value()), 2);
   AppendBigEndian(out, key.segment, 4);

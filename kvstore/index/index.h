@@ -128,13 +128,13 @@ struct SearchRequest {
   int64_t top_k = 0;
   int32_t effort = 0;  // see IndexParams; 0: the index's own
   // What the scan of the zone gives, [group, zone rows], where the caller has scored it already
-  // (ScoreZone); who does not scan does not look at it.
+  // (ScoreZone); ignored by kinds that do not scan.
   const float* zone_scores = nullptr;
   const Int8ZoneScores* int8_scores = nullptr;  // likewise: of Int8Scan::Score
-  // zone_lse is wanted exactly: who would look at keys in 8 bits scans them as they are stored. Of
-  // other kinds zone_lse is what it is.
+  // zone_lse is wanted exactly: 8-bit scans fall back to stored keys. Other kinds ignore this
+  // flag.
   bool exact_lse = false;
-  // ids ascend, instead of their group scores descending: who only adds up rows needs no order of them.
+  // ids ascend, instead of their group scores descending: enough where rows are only summed.
   bool by_id = false;
   // Whose threads may help, where a KV head's scan is long and heads are too few to keep all busy.
   ThreadPool* pool = nullptr;

@@ -1,6 +1,6 @@
 // What:    the client of ContextService: what a store holds, for people and tools.
 // Errors:  what the server answers, code kept; Unavailable no server at the address (names it).
-// Routing: a call about one context says so to who stands between (common/routing.h).
+// Routing: a call about one context names it to proxies (common/routing.h).
 // Threads: any.
 #pragma once
 

@@ -172,23 +172,12 @@ absl::StatusOr<QueryRequest> FromWire(const v1::Query& query, const OpenContext&
   }
   if (query.head_top_k_size() > 0 && select.select_case() != v1::Select::kTopK)
     return refuse("head_top_k shares out a top_k, and select has none");
-  switch (query.want()) {
-    case v1::IDS:
-      request.want = Want::kIds;
-      break;
-    case v1::ROWS:
-      request.want = Want::kRows;
-      break;
-    case v1::VALUES:
-      request.want = Want::kValues;
-      break;
-    case v1::ATTEND:
-      request.want = Want::kAttend;
-      break;
-    default:
-      return refuse("want=", static_cast<int>(query.want()),
-                    ", expected IDS, ROWS, VALUES or ATTEND");
+  if (query.want() < v1::IDS || query.want() > v1::ATTEND) {
+    return refuse("want=", static_cast<int>(query.want()),
+                  ", expected IDS, ROWS, VALUES or ATTEND");
   }
+  static_assert(v1::ATTEND - v1::IDS == static_cast<int>(Want::kAttend));  // in the same order
+  request.want = static_cast<Want>(query.want() - v1::IDS);
   request.speculative = query.speculative();
   request.among_candidates_of = query.among_candidates_of();
   request.measure_mass = query.measure_mass();
@@ -281,9 +270,8 @@ void ErrorToWire(const absl::Status& status, v1::SessionReply* wire) {
 
 namespace {
 
-absl::Status PartToWire(Reply& reply, int64_t max_bytes, v1::SessionReply* wire) {
-  std::vector<Piece> pieces;
-  RETURN_IF_ERROR(reply.Next(max_bytes, pieces));
+void PiecesToWire(const Reply& reply, const std::vector<Piece>& pieces, v1::SessionReply* wire) {
+  wire->Clear();
   wire->set_last(reply.done());
   const uint32_t layer = static_cast<uint32_t>(reply.layer().value());
   if (reply.kind() == Reply::Kind::kFetch) {
@@ -296,35 +284,25 @@ absl::Status PartToWire(Reply& reply, int64_t max_bytes, v1::SessionReply* wire)
       RowsToWire(piece.k, reply.format().shape.head_dim, block->mutable_k());
       RowsToWire(piece.v, reply.format().shape.head_dim, block->mutable_v());
     }
-    return absl::OkStatus();
+    return;
   }
   v1::QueryReply* query = wire->mutable_query();
   query->set_layer(layer);
   for (const Piece& piece : pieces) PieceToWire(piece, reply.format(), query->add_heads());
-  if (reply.done()) {
-    const QueryStatistics& statistics = reply.statistics();
-    query->mutable_statistics()->set_candidates(statistics.candidates);
-    query->mutable_statistics()->set_visited(statistics.visited);
-    query->mutable_statistics()->set_queue_us(statistics.queue_us);
-    query->mutable_statistics()->set_search_us(statistics.search_us);
-    query->mutable_statistics()->set_rows(statistics.rows);
-  }
-  return absl::OkStatus();
+  if (!reply.done()) return;
+  const QueryStatistics& statistics = reply.statistics();
+  query->mutable_statistics()->set_candidates(statistics.candidates);
+  query->mutable_statistics()->set_visited(statistics.visited);
+  query->mutable_statistics()->set_queue_us(statistics.queue_us);
+  query->mutable_statistics()->set_search_us(statistics.search_us);
+  query->mutable_statistics()->set_rows(statistics.rows);
 }
 
 }  // namespace
 
 absl::Status NextPartToWire(Reply& reply, int64_t max_bytes, v1::SessionReply* wire) {
-  for (int attempt = 0; attempt < OpenContext::kMostAttempts; ++attempt) {
-    wire->Clear();
-    const absl::Status status = PartToWire(reply, max_bytes, wire);
-    // Whatever came of it: of files that changed meanwhile it says nothing.
-    ASSIGN_OR_RETURN(const bool confirmed, reply.Confirm());
-    if (confirmed) return status;
-  }
-  return absl::DataLossError(
-      absl::StrCat("layer ", reply.layer().value(), ": the files of the context changed ",
-                   OpenContext::kMostAttempts, " times while a reply was made of them"));
+  return TakePieces(reply, max_bytes,
+                    [&](std::vector<Piece>& pieces) { PiecesToWire(reply, pieces, wire); });
 }
 
 ContextFacts FactsOf(const v1::Manifest& manifest) {

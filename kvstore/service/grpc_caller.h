@@ -1,5 +1,5 @@
-// What:   what gRPC knows of who calls: a key in "authorization: Bearer KEY", the names of a client certificate, the
-//         user at the other end of a Unix socket. Admission (kvstore/access) makes of it who he is.
+// What:   what gRPC knows of a caller: a key in "authorization: Bearer KEY", the names of a client certificate, the
+//         user at the other end of a Unix socket. Admission (kvstore/access) finds the principal.
 // Threads: any.
 #pragma once
 

@@ -1,7 +1,7 @@
 // What:   where a server listens: "unix:PATH" or "HOST:PORT" ("[::1]:PORT" for IPv6; port 0: any
 //         that is free).
 // Errors: InvalidArgument names the address and what is wrong with it; FailedPrecondition an
-//         address that somebody listens on, or a path that is no socket.
+//         address that is in use, or a path that is no socket.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view text);
 // What a server tells others to reach it by: empty, unix:PATH or HOST:PORT with a port above 0, HOST a name, too.
 absl::Status ValidateAdvertised(const std::string& address);
 
-// A Unix path becomes free to bind: a socket file that nobody answers on is removed (its server was
+// A Unix path becomes free to bind: a socket file without a listener is removed (its server was
 // killed); anything else that lies there is an error. TCP: nothing. Somebody may still come between
 // this and the binding.
 absl::Status PrepareToListen(const ListenAddress& address);

@@ -7,8 +7,8 @@
 // Invariants
 //   1. While there is no descriptor for a connection, it is taken on a reserved one and closed: its
 //      client learns at once, and the loop never ends before Stop.
-//   2. The number of a Unix socket's connection was not another's for as long as can be: whoever asks
-//      late, by its number, who is at the other end, must not be told of somebody else.
+//   2. Descriptor numbers of Unix sockets are reused as late as possible: a late lookup of the peer by
+//      number must not return another connection's peer.
 //   3. At most max_connections that were accepted are open; one more is closed at once.
 //   4. A connection is handed over when its client has said something, as every client of HTTP/2 and
 //      TLS does first: one that says nothing costs a descriptor, none of gRPC's memory (13 KiB, and a
@@ -39,7 +39,7 @@ namespace carrel::kvstore {
 struct Connection {
   size_t address = 0;  // index into addresses()
   int listening_fd = -1;
-  int fd = -1;  // does not block, closes on exec; of whoever takes it
+  int fd = -1;  // does not block, closes on exec; owned by its taker
 };
 
 class Listener {
@@ -91,7 +91,7 @@ class Listener {
   void HandOver(const Connection& connection);
   // Returns how long the loop may wait for the next.
   int CloseThoseThatAreSilent();
-  void Close(int fd);  // a connection that nobody took
+  void Close(int fd);  // a connection that was not taken
   int Renumbered(int fd);
   void RefuseOneOnReserve(const Socket& socket);
   void Refuse(int fd, absl::string_view why);

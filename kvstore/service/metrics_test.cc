@@ -116,10 +116,10 @@ TEST(MetricsTextTest, AnsweredAndRefusedRequests_AreCounted) {
   const std::string before = text();
   for (uint64_t id = 1; id <= 3; ++id) {
     CARREL_ASSERT_OK(Ask(**session, id,
-                         QueryRequest{.layer = Layer(1),
-                                      .tokens = 1,
-                                      .queries = context.Queries(1, id),
-                                      .selection = select::TopK{7}}));
+                         QueryRequest{{.layer = Layer(1),
+                                       .tokens = 1,
+                                       .queries = context.Queries(1, id),
+                                       .selection = select::TopK{7}}}));
   }
   EXPECT_THAT((*engine)->OpenSession(context.Opening()),
               StatusIs(StatusCode::kResourceExhausted, "max_sessions=1"));

@@ -1,7 +1,7 @@
 // What:   the gRPC server of a kvstore: RetrievalService, ContextService, health checking and, if
 //         wanted, reflection, on Unix sockets and TCP, or inside this process only.
 // Errors: of Start: InvalidArgument an address, a limit or a certificate; FailedPrecondition an address
-//         that somebody listens on, or that strangers reach without TLS and credentials.
+//         that is in use, or that strangers reach without TLS and credentials.
 // Threads: any; Drain once.   Ownership: the engine outlives the server.
 #pragma once
 
@@ -47,7 +47,7 @@ struct ServerConfig {
   // unix:PATH or HOST:PORT by which decoders reach this very server, for those that came through one that chooses
   // among several (ContextService.Locate); empty: they stay where they came.
   std::string advertise;
-  // Health says NOT_SERVING until SetReady; who asks all the same is answered.
+  // Health says NOT_SERVING until SetReady; requests are answered all the same.
   bool ready_later = false;
   ServiceLimits limits;
   // Tells anyone which services and messages there are. Each such call takes a thread: four at most.

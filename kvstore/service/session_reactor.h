@@ -119,7 +119,7 @@ class SessionReactor : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
   grpc::CallbackServerContext* const context_;
   absl::StatusOr<Visit> visit_;           // written by Open alone
   std::shared_ptr<SessionReactor> self_;  // until OnDone
-  grpc::ByteBuffer request_;              // owned by whoever has set reading_
+  grpc::ByteBuffer request_;              // owned by the thread that set reading_
 
   grpc::Alarm later_;  // for the next read
 

@@ -1,7 +1,7 @@
 // What:    Export and Import of ContextService: a context's stream (kvstore/storage/context_stream.h)
 //          in pieces. Disk and digests are worked on by the engine's background threads, a piece at a
 //          time, so that searches do not wait for them.
-// Rights:  visit: who calls and may, or why he may not (then the call ends with that). Asked again for
+// Rights:  visit: the caller's rights, or why it has none (then the call ends with that). Asked again for
 //          each piece and every second (PermissionDenied). A transfer takes a place among the sessions
 //          of its key and tenant, and its bytes count against their rates: beyond them the next piece
 //          comes later. An import has a place in its tenant's quotas from its header on, and is held

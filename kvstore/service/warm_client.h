@@ -1,10 +1,10 @@
-// What:    one ContextService.Warm as who waits for a context has it (kvstore/engine/context_source.h): no thread
+// What:    one call of ContextService.Warm, as a context source (kvstore/engine/context_source.h). No thread
 //          waits.
-// Errors:  of done: what the server says; Unavailable no server, or it is gone. A server of an older version has what
-//          it has: OK.
-// Threads: any; what is told is told on gRPC's threads.
-// Ownership: who waits keeps the handle; without it the call is cancelled, and nothing is told but what is being told
-//          at that moment.
+// Errors:  of done: those of the server; Unavailable no server, or it is gone. A server without this call (an older
+//          version): OK.
+// Threads: any; callbacks run on gRPC's threads.
+// Ownership: the caller keeps the handle. Destroying it cancels the call; a callback that runs at that moment
+//          finishes.
 #pragma once
 
 #include <memory>

@@ -66,33 +66,6 @@ absl::Status CheckEntry(ContextId id, const v1::Manifest& manifest) {
   return SegmentDigests::Of(manifest).status();
 }
 
-CatalogEntry ReadCatalogEntry(const OpenDb& db, ContextId id) {
-  const auto payload = ReadEntry(db, ManifestKey(id));
-  if (!payload.ok()) return Unreadable(id, payload.status().code(), payload.status().message());
-  if (!payload->has_value()) return Unreadable(id, absl::StatusCode::kDataLoss, "missing");
-  if ((*payload)->empty()) {
-    return {.id = id, .name = NumberSign(id), .hidden = true, .manifest = v1::Manifest()};
-  }
-  absl::StatusOr<v1::Manifest> manifest = ParseManifest(id, **payload);
-  absl::Status status = manifest.status();
-  if (status.ok()) status = ValidateContextName(manifest->name());
-  if (!status.ok()) return Unreadable(id, absl::StatusCode::kDataLoss, status.message());
-  std::string name = manifest->name();
-  if (manifest->format_version() < kOldestManifestFormatVersion ||
-      manifest->format_version() > kManifestFormatVersion) {
-    return {.id = id,
-            .name = name,
-            .manifest = absl::FailedPreconditionError(
-                absl::StrCat("context ", name, " has format version ", manifest->format_version(),
-                             ", this program reads versions ", kOldestManifestFormatVersion, " to ",
-                             kManifestFormatVersion))};
-  }
-  if (const absl::Status fits = CheckEntry(id, *manifest); !fits.ok()) {
-    return Unreadable(id, absl::StatusCode::kDataLoss, fits.message());
-  }
-  return {.id = id, .name = std::move(name), .manifest = *std::move(manifest)};
-}
-
 // Which of two contexts of one name is meant, nobody knows: neither can be read by it.
 void RefuseSharedNames(std::vector<CatalogEntry>& entries) {
   absl::flat_hash_map<std::string, std::vector<CatalogEntry*>> by_name;
@@ -184,6 +157,33 @@ absl::StatusOr<std::vector<ContextId>> ContextsWithFiles(const OpenDb& db) {
   std::sort(ids.begin(), ids.end());
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
   return ids;
+}
+
+CatalogEntry ReadCatalogEntry(const OpenDb& db, ContextId id) {
+  const auto payload = ReadEntry(db, ManifestKey(id));
+  if (!payload.ok()) return Unreadable(id, payload.status().code(), payload.status().message());
+  if (!payload->has_value()) return Unreadable(id, absl::StatusCode::kDataLoss, "missing");
+  if ((*payload)->empty()) {
+    return {.id = id, .name = NumberSign(id), .hidden = true, .manifest = v1::Manifest()};
+  }
+  absl::StatusOr<v1::Manifest> manifest = ParseManifest(id, **payload);
+  absl::Status status = manifest.status();
+  if (status.ok()) status = ValidateContextName(manifest->name());
+  if (!status.ok()) return Unreadable(id, absl::StatusCode::kDataLoss, status.message());
+  std::string name = manifest->name();
+  if (manifest->format_version() < kOldestManifestFormatVersion ||
+      manifest->format_version() > kManifestFormatVersion) {
+    return {.id = id,
+            .name = name,
+            .manifest = absl::FailedPreconditionError(
+                absl::StrCat("context ", name, " has format version ", manifest->format_version(),
+                             ", this program reads versions ", kOldestManifestFormatVersion, " to ",
+                             kManifestFormatVersion))};
+  }
+  if (const absl::Status fits = CheckEntry(id, *manifest); !fits.ok()) {
+    return Unreadable(id, absl::StatusCode::kDataLoss, fits.message());
+  }
+  return {.id = id, .name = std::move(name), .manifest = *std::move(manifest)};
 }
 
 absl::StatusOr<std::vector<CatalogEntry>> ReadCatalog(const OpenDb& db) {

@@ -43,6 +43,9 @@ struct CatalogEntry {
   absl::StatusOr<v1::Manifest> manifest;
 };
 
+// Of one context with files, read and checked as by ReadCatalog; whether another has its name is not looked at.
+CatalogEntry ReadCatalogEntry(const OpenDb& db, ContextId id);
+
 // Every context with files, by id. One without a manifest is damaged: files and manifest come in
 // one atomic step, and go only after the manifest was marked.
 absl::StatusOr<std::vector<CatalogEntry>> ReadCatalog(const OpenDb& db);

@@ -24,6 +24,7 @@
 #include "kvstore/format/context_name.h"
 #include "kvstore/storage/ballast.h"
 #include "kvstore/storage/catalog.h"
+#include "kvstore/storage/catalog_names.h"
 #include "kvstore/storage/context_export.h"
 #include "kvstore/storage/context_import.h"
 #include "kvstore/storage/copy_context.h"
@@ -301,6 +302,7 @@ class StoreImpl : public Store {
       return absl::AbortedError(absl::StrCat("upgrade ", name, ": it became another meanwhile"));
     }
     ASSIGN_OR_RETURN(const std::string value, EncodeManifest(manifest));
+    ForgetNames();
     RETURN_IF_ERROR(
         Ingest(id, {{ManifestKey(id), value}, {ManifestKey(old.id), HiddenMark(old.id)}}, files));
     return Annotate(FreeContext(*db_, old), absl::StrCat("context ", name, " is upgraded, the ",
@@ -319,8 +321,11 @@ class StoreImpl : public Store {
     ASSIGN_OR_RETURN(const CatalogEntry entry, std::move(found));
     // On a full disk the few bytes that this writes find their place where the ballast was.
     if (!ProbeRoom(folder_ + "/db", 0, kOpenRoom).ok()) ballast_.Free();
-    RETURN_IF_ERROR(HideContext(*db_, entry));
-    const absl::Status freed = FreeContext(*db_, entry);
+    absl::Status freed = HideContext(*db_, entry);
+    const bool hidden = freed.ok();
+    if (hidden) freed = FreeContext(*db_, entry);
+    ForgetName(entry.id, freed.ok());
+    if (!hidden) return freed;
     ballast_.Make();
     return Annotate(freed,
                     absl::StrCat("context ", name, " is deleted, its space comes back later"));
@@ -342,6 +347,7 @@ class StoreImpl : public Store {
       if (db.ok()) {
         db_ = *std::move(db);
         state_ = std::move(state);
+        ForgetNames();
         return true;
       }
       failed = db.status();
@@ -351,6 +357,18 @@ class StoreImpl : public Store {
   }
 
  private:
+  // The catalog is about to be another; who holds mu_ for writing says so.
+  void ForgetNames() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    absl::MutexLock lock(&names_mu_);
+    names_.reset();
+  }
+
+  void ForgetName(ContextId id, bool gone) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (!gone) return ForgetNames();
+    absl::MutexLock lock(&names_mu_);
+    if (names_.has_value()) names_->Remove(id);
+  }
+
   std::string imports() const { return folder_ + "/importing"; }
 
   absl::Status CheckWritable(absl::string_view attempt) const {
@@ -400,7 +418,10 @@ class StoreImpl : public Store {
     absl::MutexLock lock(&mu_);
     RETURN_IF_ERROR(CheckFreeLocked(name, id, guard, /*whole=*/true));
     RETURN_IF_ERROR(ProbeRoom(db_->folder + "/db", 0, kPublishRoom));
-    return Ingest(id, {{ManifestKey(id), record}}, files);
+    RETURN_IF_ERROR(Ingest(id, {{ManifestKey(id), record}}, files));
+    absl::MutexLock names(&names_mu_);
+    names_->Add(name, id);  // CheckFreeLocked read them
+    return absl::OkStatus();
   }
 
   absl::Status CheckFree(const std::string& name, ContextId id, const ImportGuard& guard) const {
@@ -411,30 +432,48 @@ class StoreImpl : public Store {
   // whole: all of the context is here, not only its header.
   absl::Status CheckFreeLocked(const std::string& name, ContextId id, const ImportGuard& guard,
                                bool whole) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
-    ASSIGN_OR_RETURN(const std::vector<CatalogEntry> entries, ReadCatalog(*db_));
-    for (const CatalogEntry& entry : entries) {
-      if (entry.name == name) {
-        return absl::AlreadyExistsError(
-            absl::StrCat("context ", name, " exists in store ", db_->folder));
-      }
-      if (entry.id != id) continue;
-      const bool seen = guard.sees == nullptr || guard.sees(entry.name);
-      if (!seen && whole) {
-        return absl::AlreadyExistsError(
-            absl::StrCat("publish ", name, ": context #", id.ToString(), " is published already"));
-      }
-      if (seen) {
-        return absl::AlreadyExistsError(absl::StrCat("publish ", name, ": context #", id.ToString(),
-                                                     " is published as ", entry.name));
-      }
+    absl::MutexLock names(&names_mu_);
+    if (!names_.has_value()) {
+      ASSIGN_OR_RETURN(const std::vector<CatalogEntry> entries, ReadCatalog(*db_));
+      names_.emplace(entries);
     }
-    return absl::OkStatus();
+    if (names_->Find(name).has_value()) {
+      return absl::AlreadyExistsError(
+          absl::StrCat("context ", name, " exists in store ", db_->folder));
+    }
+    const std::string* const as = names_->NameOf(id);
+    if (as == nullptr) return absl::OkStatus();
+    const bool seen = guard.sees == nullptr || guard.sees(*as);
+    if (!seen && whole) {
+      return absl::AlreadyExistsError(
+          absl::StrCat("publish ", name, ": context #", id.ToString(), " is published already"));
+    }
+    if (!seen) return absl::OkStatus();
+    return absl::AlreadyExistsError(
+        absl::StrCat("publish ", name, ": context #", id.ToString(), " is published as ", *as));
   }
 
   // Also finds a context that cannot be read: its entry says why. NotFound if there is none of the
   // name; if that cannot be told because a manifest cannot be read, DataLoss or why it cannot.
   absl::StatusOr<CatalogEntry> Find(const std::string& name) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    const std::string message =
+        absl::StrCat("context ", Shown(name), " is not in store ", db_->folder);
+    std::optional<ContextId> known;
+    {
+      absl::MutexLock lock(&names_mu_);
+      if (names_.has_value()) known = names_->Find(name);
+      if (names_.has_value() && names_->complete() && !known.has_value())
+        return absl::NotFoundError(message);
+    }
+    if (known.has_value()) {
+      CatalogEntry entry = ReadCatalogEntry(*db_, *known);
+      if (!entry.hidden && entry.name == name) return entry;
+    }
     ASSIGN_OR_RETURN(std::vector<CatalogEntry> entries, ReadCatalog(*db_));
+    {
+      absl::MutexLock lock(&names_mu_);
+      names_.emplace(entries);
+    }
     std::string damaged;
     absl::StatusCode code = absl::StatusCode::kOk;
     for (CatalogEntry& entry : entries) {
@@ -446,8 +485,6 @@ class StoreImpl : public Store {
         if (code != absl::StatusCode::kDataLoss) code = entry.manifest.status().code();
       }
     }
-    const std::string message =
-        absl::StrCat("context ", Shown(name), " is not in store ", db_->folder);
     if (damaged.empty()) return absl::NotFoundError(message);
     return absl::Status(
         code, absl::StrCat(message, ", unless its manifest is one that cannot be read: ", damaged));
@@ -487,6 +524,9 @@ class StoreImpl : public Store {
   std::string state_ ABSL_GUARDED_BY(mu_);
   // Readers see an ingestion in both column families or in none.
   mutable absl::Mutex mu_;
+  // Of db_ as it is; none: to be read. Behind mu_.
+  mutable absl::Mutex names_mu_;
+  mutable std::optional<CatalogNames> names_ ABSL_GUARDED_BY(names_mu_);
 };
 
 }  // namespace

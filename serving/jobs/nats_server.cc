@@ -24,7 +24,7 @@ std::string FindProgram() {
   const char* const path = std::getenv("PATH");
   const std::string folders = absl::StrCat(path == nullptr ? "" : path, ":/usr/sbin");
   for (absl::string_view folder : absl::StrSplit(folders, ':')) {
-    const std::string program = absl::StrCat(folder, "/nats-server");
+    std::string program = absl::StrCat(folder, "/nats-server");
     if (access(program.c_str(), X_OK) == 0) return program;
   }
   return "";

@@ -76,11 +76,11 @@ void RunRequest(absl::string_view bytes) {
   const auto session = TheEngine().OpenSession(Context().Opening());
   CARREL_FUZZ_CHECK(session.ok());
   (void)Ask(**session, 7,
-            QueryRequest{.layer = Layer(1),
-                         .tokens = 1,
-                         .queries = queries,
-                         .selection = select::TopK{5},
-                         .speculative = true});
+            QueryRequest{{.layer = Layer(1),
+                          .tokens = 1,
+                          .queries = queries,
+                          .selection = select::TopK{5},
+                          .speculative = true}});
   if (request.has_query()) {
     AskIfValid(**session, request.request_id(), FromWire(request.query(), *(*session)->context()));
   } else if (request.has_fetch_rows()) {

@@ -156,12 +156,11 @@ void RunSummaries(absl::string_view bytes) {
   std::vector<float> out(queries.size()), lse(kGroup);
   const Rows values = Keys().AsRows();
   EstimateScratch scratch;
-  (void)EstimateRest(*summaries,
+  (void)EstimateRest(*summaries, values,
                      {.queries = queries.data(),
                       .group = kGroup,
                       .scale = 0.25f,
                       .zone = {4, kRows - 4},
-                      .values = &values,
                       .selected = {},
                       .out = out.data(),
                       .lse = lse.data()},

@@ -152,4 +152,29 @@ Violations CheckFlags(const Tree& tree) {
   return violations;
 }
 
+Violations CheckRunCommands(const Tree& tree) {
+  static const std::regex label("^  ([a-z]+)( \\| [a-z-]+)*\\)");
+  static const std::regex call("\\./run ([a-z-]+)");
+  const TextFile* const run = tree.Find("run");
+  if (run == nullptr) return {"there is no run"};
+  Flags known;
+  std::smatch match;
+  for (const std::string& line : run->lines) {
+    if (std::regex_search(line, match, label)) known.insert(match[1].str());
+  }
+  Violations violations;
+  for (const TextFile& file : tree.files) {
+    const bool reads = file.Is(".md") || absl::StartsWith(file.path, ".ci/");
+    if (!reads || file.path == "CHANGELOG.md") continue;
+    for (size_t i = 0; i < file.lines.size(); ++i) {
+      const std::string& line = file.lines[i];
+      for (std::sregex_iterator it(line.begin(), line.end(), call), end; it != end; ++it) {
+        if (known.contains((*it)[1].str())) continue;
+        violations.push_back(At(file, i + 1, absl::StrCat("./run has no ", (*it)[1].str())));
+      }
+    }
+  }
+  return violations;
+}
+
 }  // namespace carrel::tidy

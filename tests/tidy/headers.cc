@@ -25,6 +25,13 @@ std::string KeptReference(const TextFile& file) {
   return "";
 }
 
+// Behind "Example:" the name of a program of examples/.
+bool HasExample(const Tree& tree, const TextFile& file) {
+  static const std::regex program("// Example:[^#]*\\b(examples/\\w+\\.cc?)\\b");
+  std::smatch match;
+  return std::regex_search(file.text, match, program) && tree.Exists(match[1].str());
+}
+
 }  // namespace
 
 Violations CheckHeaders(const Tree& tree) {
@@ -33,6 +40,11 @@ Violations CheckHeaders(const Tree& tree) {
     if (!file.IsHeader()) continue;
     if (!absl::StartsWith(file.text, "// What:"))
       violations.push_back(At(file, 1, "a header begins with its contract, \"// What: ...\""));
+    const bool is_public = absl::StartsWith(file.path, "include/carrel/") &&
+                           !absl::EndsWith(file.path, "/export.h") &&
+                           !absl::EndsWith(file.path, "/version.h");
+    if (is_public && !HasExample(tree, file))
+      violations.push_back(At(file, 1, "says no \"Example: ..\" that names a file of examples/"));
     const std::string member = KeptReference(file);
     if (!member.empty() && !absl::StrContains(file.text, "Ownership:")) {
       violations.push_back(

@@ -16,13 +16,6 @@ bool IsDecision(const TextFile& file) {
          std::isdigit(static_cast<unsigned char>(file.Name()[0])) != 0;
 }
 
-// Of UTF-8: every byte but those that continue a character.
-int Characters(absl::string_view line) {
-  int count = 0;
-  for (const char c : line) count += (static_cast<unsigned char>(c) & 0xC0) != 0x80;
-  return count;
-}
-
 // The numbers of lines that are too long, outside tables and code fences.
 std::vector<size_t> LongLines(const TextFile& file) {
   std::vector<size_t> numbers;
@@ -37,6 +30,13 @@ std::vector<size_t> LongLines(const TextFile& file) {
 }
 
 }  // namespace
+
+// Every byte but those that continue a character.
+int Characters(absl::string_view line) {
+  int count = 0;
+  for (const char c : line) count += (static_cast<unsigned char>(c) & 0xC0) != 0x80;
+  return count;
+}
 
 Violations CheckDecisionWords(const Tree& tree) {
   Violations violations;

@@ -40,7 +40,7 @@ Violations CheckFileLengths(const Tree& tree);
 
 // --- headers.cc
 // A header opens with a comment block that says What; one whose classes keep a pointer, reference,
-// string_view or Span (members that end in '_') says Ownership in some comment.
+// string_view or Span (members that end in '_') says Ownership in some comment. Those of include/carrel give an Example of examples/.
 Violations CheckHeaders(const Tree& tree);
 
 // --- readmes.cc
@@ -56,6 +56,16 @@ Violations CheckLinks(const Tree& tree);
 Violations CheckDecisions(const Tree& tree);
 Violations CheckSections(const Tree& tree);
 
+// --- members.cc
+// What a document names as `Class::Member` is a word of a file that defines the class.
+Violations CheckNamedMembers(const Tree& tree);
+
+// --- trace.cc
+inline constexpr char kTracePage[] = "docs/trace.md";
+// The page's steps are numbered in order. Each names a file and a function that this defines (a header may declare it),
+// and which the file of that step or of one before it calls (what begins with On, a library).
+Violations CheckTrace(const Tree& tree);
+
 // --- flags.cc
 inline constexpr char kCliPage[] = "docs/cli.md";
 inline constexpr char kForeignFlags[] = "tests/tidy/foreign_flags.txt";  // keys: --flag
@@ -63,6 +73,9 @@ inline constexpr char kForeignFlags[] = "tests/tidy/foreign_flags.txt";  // keys
 // before it in the same line of code), of ./run and other scripts, of a bench, or a listed one of
 // other programs.
 Violations CheckFlags(const Tree& tree);
+
+// Every "./run COMMAND" of documents and of .ci/ is one of the script's.
+Violations CheckRunCommands(const Tree& tree);
 
 // --- borders.cc
 // Includes between the rooms inside decoder, kvstore/index, kernels and model go allowed ways. Those
@@ -91,6 +104,17 @@ inline constexpr char kLongLines[] =
 // code fences; a listed file has as many longer lines as the list says, no more and no fewer.
 Violations CheckDecisionWords(const Tree& tree);
 Violations CheckLineCharacters(const Tree& tree);
+
+// Of UTF-8.
+int Characters(absl::string_view line);
+
+// --- versions.cc
+inline constexpr int kMostEntryCharacters = 200;
+// CMakeLists.txt's version is that of the program, of the library's headers, of the changelog's first heading, and of every
+// image that is named "carrel:VERSION".
+Violations CheckVersions(const Tree& tree);
+// CHANGELOG.md: each entry is one line of a section, Added, Changed, Fixed or Removed.
+Violations CheckChangelog(const Tree& tree);
 
 // --- counters.cc
 inline constexpr char kCounterBounds[] =

@@ -126,6 +126,18 @@ TEST(HeadersTest, Contract_IsDemanded) {
               ElementsAre(HasSubstr("a.h:1")));
 }
 
+TEST(HeadersTest, PublicHeader_NeedsAnExample) {
+  const std::pair<std::string, std::string> program = {"examples/1_a.cc", "int main() {}\n"};
+  const auto check = [&](const std::string& text) {
+    return CheckHeaders(
+        Make({program, {"include/carrel/a.h", "// What: a.\n" + text + "int A();\n"}}));
+  };
+  EXPECT_THAT(check("// Example: A();   // examples/1_a.cc\n"), IsEmpty());
+  EXPECT_THAT(check("// Example: A();   // examples/2_a.cc\n"),
+              ElementsAre(HasSubstr("says no \"Example")));
+  EXPECT_THAT(check(""), ElementsAre(HasSubstr("include/carrel/a.h:1")));
+}
+
 TEST(HeadersTest, KeptReference_NeedsOwnership) {
   for (const char* member :
        {"const Pool& pool_;", "Engine* const engine_ ABSL_GUARDED_BY(mu_) = nullptr;",
@@ -162,6 +174,20 @@ TEST(ReadmesTest, FileThatIsNotThere_IsNotNamed) {
                           {"a/y_cuda.cu", ""},
                           {"a/README.md", "`x.h`, `a/x.h`, `*_cuda.cu`, `carrel ask`, `x.cc`\n"}});
   EXPECT_THAT(CheckNamedFiles(tree), ElementsAre(HasSubstr("there is no x.cc")));
+}
+
+TEST(MembersTest, MemberThatIsNotThere_IsNotNamed) {
+  const auto check = [](const std::string& text) {
+    return CheckNamedMembers(
+        Make({{"a.h", "class CARREL_API Store {\n  void Open();\n};\nenum class Want { kRows };\n"},
+              {"docs/a.md", text + "\n"}}));
+  };
+  EXPECT_THAT(check("`Store::Open`, `carrel::Want::kRows`, `absl::Mutex::Lock` and Store::Gone "
+                    "without marks"),
+              IsEmpty());
+  EXPECT_THAT(check("Text.\n`Store::Close`"),
+              ElementsAre(HasSubstr("docs/a.md:2: there is no Store::Close")));
+  EXPECT_THAT(check("`Shop::Open`"), ElementsAre(HasSubstr("there is no Shop::Open")));
 }
 
 TEST(LinksTest, DeadLink_AndDeadHeading_AreFound) {
@@ -205,6 +231,66 @@ TEST(SectionsTest, SectionOrDocumentThatIsNotThere_IsFound) {
                           HasSubstr("g.md:1: docs/formats.md has no section 9")));
 }
 
+TEST(TraceTest, StaleStep_IsFound) {
+  const std::string api = "class Api {\n  void Take() { Submit(); }\n};\n";
+  const std::string queue = "void Queue::Submit() { RunNext(); }\nvoid Queue::RunNext() {}\n";
+  const auto check = [&](const std::string& rows) {
+    return CheckTrace(Make({{"a.cc", api}, {"b.cc", queue}, {kTracePage, rows}}));
+  };
+  const std::string take = "| 1 | `Api::Take` | `a.cc` | HTTP | It comes. |\n";
+  const std::string submit = "| 2 | `Queue::Submit` | `b.cc` | HTTP | It waits. |\n";
+  EXPECT_THAT(check(take + submit + "| 3 | `Queue::RunNext` | `b.cc` | one | It runs. |\n"),
+              IsEmpty());
+  EXPECT_THAT(check(""), ElementsAre(HasSubstr("no row of a table is a step")));
+  EXPECT_THAT(check(take + "| 3 | `Queue::Submit` | `b.cc` | x | y |\n"),
+              ElementsAre(HasSubstr("trace.md:2: step 3: is step 2")));
+  EXPECT_THAT(check(take + "| 2 | `Queue::Submit` | `c.cc` | x | y |\n"),
+              ElementsAre(HasSubstr("step 2: there is no c.cc: name the function")));
+  EXPECT_THAT(check(take + "| 2 | `Queue::Take` | `b.cc` | x | y |\n"),
+              ElementsAre(HasSubstr("b.cc has no Queue::Take: name the function")));
+  EXPECT_THAT(
+      check("| 1 | `Queue::Submit` | `b.cc` | x | y |\n| 2 | `Api::Take` | `a.cc` | x | y |\n"),
+      ElementsAre(HasSubstr("no file of a step before it calls Take")));
+}
+
+TEST(VersionsTest, EachPlace_IsCompared) {
+  const auto check = [](const std::string& program, const std::string& minor,
+                        const std::string& changes, const std::string& image) {
+    return CheckVersions(
+        Make({{"CMakeLists.txt", "project(carrel VERSION 1.2.3 LANGUAGES CXX)\n"},
+              {"common/version.h", "inline constexpr char kVersion[] = \"" + program + "\";\n"},
+              {"include/carrel/version.h",
+               "#define CARREL_VERSION_MAJOR 1\n#define CARREL_VERSION_MINOR " + minor +
+                   "\n#define CARREL_VERSION_PATCH 3\n"},
+              {"CHANGELOG.md", "# Changelog\n\n## " + changes + " (a day)\n\n## 1.0.0\n"},
+              {"deploy/Containerfile", "# podman build -t carrel:" + image + "\n"}}));
+  };
+  EXPECT_THAT(check("1.2.3", "2", "1.2.3", "1.2.3"), IsEmpty());
+  EXPECT_THAT(check("1.2.4", "2", "1.2.3", "1.2.3"),
+              ElementsAre(HasSubstr("common/version.h:1: 1.2.4 is not 1.2.3")));
+  EXPECT_THAT(check("1.2.3", "1", "1.2.3", "1.2.3"),
+              ElementsAre(HasSubstr("include/carrel/version.h:1: 1.1.3")));
+  EXPECT_THAT(check("1.2.3", "2", "1.1.0", "1.2.3"),
+              ElementsAre(HasSubstr("CHANGELOG.md:3: 1.1.0")));
+  EXPECT_THAT(check("1.2.3", "2", "1.2.3", "0.1.0"),
+              ElementsAre(HasSubstr("Containerfile:1: 0.1.0")));
+  EXPECT_THAT(CheckVersions(Make({{"a.cc", "\n"}})), ElementsAre(HasSubstr("no project")));
+}
+
+TEST(ChangelogTest, EntryOutOfASection_OrTooLong_IsFound) {
+  const auto check = [](const std::string& text) {
+    return CheckChangelog(Make({{"CHANGELOG.md", text}}));
+  };
+  EXPECT_THAT(check("## 1\n\n### Added\n\n- a\n"), IsEmpty());
+  EXPECT_THAT(check("## 1\n\n### Added\n\n- a\n\n## 0\n\n- b\n"),
+              ElementsAre(HasSubstr("CHANGELOG.md:9: an entry stands in a section")));
+  EXPECT_THAT(check("### News\n\n- a\n"), ElementsAre(HasSubstr(":1: a section is Added")));
+  EXPECT_THAT(check("### Fixed\n\n- a\n  b\n"), ElementsAre(HasSubstr(":4: an entry is one line")));
+  EXPECT_THAT(check("### Fixed\n\n- " + std::string(kMostEntryCharacters, 'a') + "\n"),
+              ElementsAre(HasSubstr(":3: an entry has at most")));
+  EXPECT_THAT(CheckChangelog(Make({})), ElementsAre(HasSubstr("is not there")));
+}
+
 TEST(FlagsTest, StaleFlag_IsFound) {
   const std::string page =
       "## carrel ask\n```\n  --model TEXT  not --none\n  --top-k,--rows N\n```\n"
@@ -230,6 +316,19 @@ TEST(FlagsTest, StaleFlag_IsFound) {
   EXPECT_THAT(check("```\n$carrel ls \\\n  --model x\n```\n"), ElementsAre(HasSubstr("a.md:3")));
   EXPECT_THAT(check("`peer --ctx`\n", "--ctx  of a peer\n"), IsEmpty());
   EXPECT_THAT(check("\n", "--ctx  of a peer\n"), ElementsAre(HasSubstr("take it out")));
+}
+
+TEST(RunTest, CommandThatIsNotThere_IsFound) {
+  const auto check = [](const std::string& path, const std::string& text) {
+    return CheckRunCommands(
+        Make({{"run", "#!/bin/sh\n  test)\n    case x in\n      page) ;;\n  help | -h) usage ;;\n"},
+              {path, text}}));
+  };
+  EXPECT_THAT(check("a.md", "`./run test page`, ./run help\n"), IsEmpty());
+  EXPECT_THAT(check("a.md", "\n`./run page`\n"),
+              ElementsAre(HasSubstr("a.md:2: ./run has no page")));
+  EXPECT_THAT(check(".ci/nightly", "#!/bin/sh\n./run moon\n"),
+              ElementsAre(HasSubstr(".ci/nightly:2: ./run has no moon")));
 }
 
 TEST(BordersTest, IncludeAgainstTheTable_IsFound) {

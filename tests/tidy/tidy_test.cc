@@ -1,4 +1,6 @@
 // The repository keeps its own rules (CONTRIBUTING.md). That each rule can fail is in rules_test.cc.
+#include <cstdlib>
+
 #include "common/test_util.h"
 #include "tests/tidy/rules.h"
 
@@ -40,17 +42,41 @@ TEST(TidyTest, Readmes_NameEveryHeader) { EXPECT_THAT(CheckReadmes(Repository())
 
 TEST(TidyTest, FilesInDocuments_Exist) { EXPECT_THAT(CheckNamedFiles(Repository()), Holds()); }
 
+TEST(TidyTest, MembersInDocuments_Exist) { EXPECT_THAT(CheckNamedMembers(Repository()), Holds()); }
+
 TEST(TidyTest, Links_LeadSomewhere) { EXPECT_THAT(CheckLinks(Repository()), Holds()); }
 
 TEST(TidyTest, Decisions_ThatAreNamed_Exist) { EXPECT_THAT(CheckDecisions(Repository()), Holds()); }
 
 TEST(TidyTest, Sections_ThatAreNamed_Exist) { EXPECT_THAT(CheckSections(Repository()), Holds()); }
 
+TEST(TidyTest, TraceOfARequest_IsThatOfTheSources) {
+  EXPECT_THAT(CheckTrace(Repository()), Holds());
+}
+
 TEST(TidyTest, Waits_AreCountedByAClockThatNobodySets) {
   EXPECT_THAT(CheckClocks(Repository()), Holds());
 }
 
 TEST(TidyTest, Flags_InDocuments_Exist) { EXPECT_THAT(CheckFlags(Repository()), Holds()); }
+
+TEST(TidyTest, CommandsOfRun_Exist) { EXPECT_THAT(CheckRunCommands(Repository()), Holds()); }
+
+// What runs each night lists commands that are there, and refuses parts that are not.
+TEST(TidyTest, Nightly_ListsItsParts) {
+  const std::string nightly = std::string(CARREL_SOURCE_DIR) + "/.ci/nightly";
+  EXPECT_EQ(std::system((nightly + " --list | grep -q '^fuzz  *./run fuzz all 60$'").c_str()), 0);
+  EXPECT_NE(std::system((nightly + " dusk 2>/dev/null").c_str()), 0);
+}
+
+TEST(TidyTest, LintedFolders_AreThere) {
+  const TextFile* const list = Repository().Find("tests/tidy/linted.txt");
+  ASSERT_NE(list, nullptr);
+  for (const std::string& line : list->lines) {
+    if (line.empty() || line[0] == '#') continue;
+    EXPECT_TRUE(Repository().Exists(line)) << line << ": take it out, or name its new place";
+  }
+}
 
 TEST(TidyTest, InnerBorders_AreKept) { EXPECT_THAT(CheckInnerBorders(Repository()), Holds()); }
 
@@ -62,6 +88,12 @@ TEST(TidyTest, Decisions_AreShort) { EXPECT_THAT(CheckDecisionWords(Repository()
 
 TEST(TidyTest, LinesOfDocuments_AreShort) {
   EXPECT_THAT(CheckLineCharacters(Repository()), Holds());
+}
+
+TEST(TidyTest, Versions_Agree) { EXPECT_THAT(CheckVersions(Repository()), Holds()); }
+
+TEST(TidyTest, Changelog_HasSectionsAndShortEntries) {
+  EXPECT_THAT(CheckChangelog(Repository()), Holds());
 }
 
 TEST(TidyTest, Counters_OnlyFall) { EXPECT_THAT(CheckCounters(Repository()), Holds()); }

@@ -33,7 +33,8 @@ void ReadOne(const fs::path& at, const std::string& path, Tree& tree) {
   if (!IsText(path) || fs::file_size(at) > kLargest) return;
   auto text = ReadFile(at.string());
   if (!text.ok()) return;
-  if (fs::path(path).extension().empty() && !absl::StartsWith(*text, "#!")) return;
+  const bool script = absl::StartsWith(*text, "#!") || at.filename() == "Containerfile";
+  if (fs::path(path).extension().empty() && !script) return;
   TextFile file{.path = path, .text = *std::move(text)};
   file.lines = absl::StrSplit(file.text, '\n');
   tree.files.push_back(std::move(file));

@@ -236,7 +236,8 @@ void AddEval(CLI::App& app, Run& chosen) {
       "eval", "Ask a file of questions and count right answers; prints one JSON object at the end");
   flags->retrieval.Declare(command, /*context_required=*/true);
   command.get_option("--temperature")->description("0, the default: greedy");
-  command.get_option("--top-p")->description("draw from the likeliest tokens that carry so much");
+  command.get_option("--top-p")->description(
+      "nucleus sampling: the smallest token set with this probability");
   command
       .add_option("--questions", flags->questions,
                   "one JSON object a line: prompt, and answer, or answers (several pieces: the "

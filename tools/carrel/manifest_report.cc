@@ -10,6 +10,7 @@
 #include "carrel/v1/context.pb.h"
 #include "common/json.h"
 #include "common/progress.h"
+#include "decoder/client/wire.h"
 #include "decoder/fidelity.h"
 #include "kvstore/format/manifest.h"
 #include "kvstore/index/index.h"
@@ -203,8 +204,9 @@ void PrintHeadIndexes(const v1::Manifest& manifest) {
 
 // Rows that each KV head gets for the named fidelities, and what its term counts.
 void PrintFidelity(const v1::Manifest& manifest) {
+  const retrieval::ContextFacts facts = decoder::FactsOf(manifest);
   const absl::StatusOr<std::vector<decoder::HeadErrors>> heads =
-      decoder::ErrorsOf(manifest, manifest.summary_rows() > 0);
+      decoder::ErrorsOf(facts, facts.summary_rows > 0);
   if (!heads.ok()) {
     std::printf("\nfidelity was not measured\n");
     return;
@@ -220,7 +222,7 @@ void PrintFidelity(const v1::Manifest& manifest) {
   std::printf(
       "), measured on %s, and the share of the spread that its estimation term counts (-: no "
       "term)",
-      decoder::MeasuredOnProbe(manifest)
+      decoder::MeasuredOnProbe(facts)
           ? absl::StrFormat("a probe of %d tokens", manifest.probe().token_ids_size()).c_str()
           : "the document's own queries");
   for (int i = 0; i < manifest.head_fidelity_size(); ++i) {

@@ -169,7 +169,8 @@ void RetrievalFlags::DeclareZoneLab(CLI::App& command) {
       ->capture_default_str();
   command.add_option(
       "--method,--refine", method,
-      "zone=host and device: how rows are chosen: exact (the default) | hip | "
+      "zone=host and device: how rows are chosen: exact (the default; hash with zone=host and "
+      "device=cuda) | hip | "
       "infinitehip | hash | channels; on a CPU also pages | landmarks; with parameters "
       "as NAME:key=value,key=value (docs/methods.md)");
   command

@@ -35,7 +35,7 @@ void StoreFlags::DeclareLogin(CLI::App& command) {
       ->envname("CARREL_TLS_CA");
   command
       .add_option("--tls-cert", tls.certificate,
-                  "our own, if the server wants one; $CARREL_TLS_CERT")
+                  "client certificate, if the server requires one; $CARREL_TLS_CERT")
       ->envname("CARREL_TLS_CERT");
   command.add_option("--tls-key", tls.key, "key of --tls-cert; $CARREL_TLS_KEY")
       ->envname("CARREL_TLS_KEY");

@@ -150,19 +150,18 @@ class QueryMeasure {
   absl::Status Estimate(const Summaries& summaries, absl::Span<const float> shares,
                         double* errors) {
     s_.rest.Reset(static_cast<int64_t>(shares.size()) * group_, d_);
-    EstimateParams params;
+    retrieval::EstimateRequest params;
     params.queries = q_;
     params.group = group_;
     params.scale = scale_;
     params.zone = zone_;
-    params.values = &values_;
     params.selected = s_.selected;
     params.scores = s_.selected_scores.data();
     params.bound = s_.bound.data();
     params.spread_shares = shares;
     params.out = s_.rest.out.data();
     params.lse = s_.rest.lse.data();
-    RETURN_IF_ERROR(EstimateRest(summaries, params, s_.estimate));
+    RETURN_IF_ERROR(EstimateRest(summaries, values_, params, s_.estimate));
     for (size_t i = 0; i < shares.size(); ++i) {
       float* const out = &s_.rest.out[i * dense_.out.size()];
       kernels::MergeStates(out, &s_.rest.lse[i * dense_.lse.size()], s_.sparse.out.data(),

@@ -19,6 +19,8 @@
 namespace carrel::kvstore {
 namespace {
 
+using retrieval::EstimateRequest;
+
 constexpr int64_t kLongestSegmentRows = 8192;
 constexpr int64_t kMaxClusters = kernels::kMaxSummaryClusters;  // of a segment: a row's is one byte
 constexpr int64_t kPadding = 64;
@@ -88,10 +90,11 @@ struct Slice {
 class SegmentEstimate {
  public:
   // prepared: by PrepareHeads.
-  SegmentEstimate(const Summaries& summaries, const EstimateParams& params, Slice slice,
-                  absl::Span<const float> shares, int64_t segment, const EstimateScratch& prepared,
-                  EstimateScratch& scratch)
+  SegmentEstimate(const Summaries& summaries, const Rows& values, const EstimateRequest& params,
+                  Slice slice, absl::Span<const float> shares, int64_t segment,
+                  const EstimateScratch& prepared, EstimateScratch& scratch)
       : summaries_(summaries),
+        values_(values),
         p_(params),
         slice_(slice),
         prepared_(prepared),
@@ -178,7 +181,7 @@ class SegmentEstimate {
   absl::Status ReadSelected(absl::Span<const Position> ids) {
     s_.v.resize(ids.size());
     s_.row_cluster.resize(ids.size());
-    for (size_t i = 0; i < ids.size(); ++i) s_.v[i] = p_.values->Address(ids[i]);
+    for (size_t i = 0; i < ids.size(); ++i) s_.v[i] = values_.Address(ids[i]);
     std::transform(
         ids.begin(), ids.end(), s_.row_cluster.begin(),
         [of = row_clusters_, first = rows_.begin](Position id) { return of[id - first]; });
@@ -193,12 +196,12 @@ class SegmentEstimate {
 
   absl::Status Push(RowRange range) {
     if (range.rows() <= 0) return absl::OkStatus();
-    RETURN_IF_ERROR(p_.values->Verify(range));
+    RETURN_IF_ERROR(values_.Verify(range));
     const uint8_t* const clusters = row_clusters_ + (range.begin - rows_.begin);
     s_.row_cluster.insert(s_.row_cluster.end(), clusters, clusters + range.rows());
-    p_.values->ForEachPiece(range, [this](Position, const void* address, int64_t rows) {
+    values_.ForEachPiece(range, [this](Position, const void* address, int64_t rows) {
       const auto* row = static_cast<const char*>(address);
-      for (int64_t i = 0; i < rows; ++i) s_.v.push_back(row + i * p_.values->row_bytes());
+      for (int64_t i = 0; i < rows; ++i) s_.v.push_back(row + i * values_.row_bytes());
     });
     return absl::OkStatus();
   }
@@ -286,7 +289,8 @@ class SegmentEstimate {
   }
 
   const Summaries& summaries_;
-  const EstimateParams& p_;
+  const Rows& values_;
+  const EstimateRequest& p_;
   const Slice slice_;  // all of it where there are several shares
   const EstimateScratch& prepared_;
   EstimateScratch& s_;
@@ -297,7 +301,7 @@ class SegmentEstimate {
   const uint8_t* row_clusters_ = nullptr;
 };
 
-SelectedRows SortSelected(const EstimateParams& p, EstimateScratch& scratch) {
+SelectedRows SortSelected(const EstimateRequest& p, EstimateScratch& scratch) {
   const size_t n = p.selected.size();
   const auto stride = static_cast<int64_t>(n);
   if (std::is_sorted(p.selected.begin(), p.selected.end())) return {p.selected, p.scores, stride};
@@ -321,7 +325,7 @@ SelectedRows SortSelected(const EstimateParams& p, EstimateScratch& scratch) {
 }
 
 // What is the same for every segment.
-void PrepareHeads(const Summaries& summaries, const EstimateParams& p, int64_t shares,
+void PrepareHeads(const Summaries& summaries, const EstimateRequest& p, int64_t shares,
                   EstimateScratch& scratch) {
   const int64_t d = summaries.head_dim();
   scratch.base.clear();
@@ -341,7 +345,7 @@ void PrepareHeads(const Summaries& summaries, const EstimateParams& p, int64_t s
 // where threads have nothing to do; of KV heads there are two at least, as a rule.
 constexpr int64_t kSliceHeads = 4, kColumnsAlike = 16, kLeastHeads = 2;
 
-std::vector<Slice> SlicesOf(const EstimateParams& p, int64_t d, int64_t shares, int64_t segments) {
+std::vector<Slice> SlicesOf(const EstimateRequest& p, int64_t d, int64_t shares, int64_t segments) {
   const int64_t threads = p.pool == nullptr || shares > 1 ? 1 : p.pool->threads() + 1;
   const int64_t wanted = std::max<int64_t>(1, threads / (kLeastHeads * segments));
   const int64_t parts = std::min(CeilDiv(p.group, kSliceHeads), wanted);
@@ -357,7 +361,7 @@ std::vector<Slice> SlicesOf(const EstimateParams& p, int64_t d, int64_t shares, 
 }
 
 // Merges the segments' states in order, whoever computed them.
-absl::Status AddSegments(const Summaries& summaries, const EstimateParams& p,
+absl::Status AddSegments(const Summaries& summaries, const Rows& values, const EstimateRequest& p,
                          absl::Span<const float> shares, SelectedRows selected,
                          EstimateScratch& scratch) {
   if (p.zone.rows() <= 0) return absl::OkStatus();
@@ -369,7 +373,7 @@ absl::Status AddSegments(const Summaries& summaries, const EstimateParams& p,
   const auto units = segments * static_cast<int64_t>(slices.size());
   const auto compute = [&](int64_t i, const Slice& slice, const SelectedRows& of_segment,
                            EstimateScratch& own, float* state) {
-    return SegmentEstimate(summaries, p, slice, shares, first + i, scratch, own)
+    return SegmentEstimate(summaries, values, p, slice, shares, first + i, scratch, own)
         .Compute(of_segment, state + slice.head * d, state + states * d + slice.head);
   };
   const auto end_of = [&](int64_t i) {
@@ -481,7 +485,7 @@ absl::StatusOr<const char*> Summaries::Segment(int64_t segment) const {
   return blob_.Address(at);
 }
 
-absl::Status EstimateRest(const Summaries& summaries, const EstimateParams& p,
+absl::Status EstimateRest(const Summaries& summaries, const Rows& values, const EstimateRequest& p,
                           EstimateScratch& scratch) {
   const int64_t d = summaries.head_dim();
   const float own = summaries.fit().spread_share;
@@ -491,10 +495,10 @@ absl::Status EstimateRest(const Summaries& summaries, const EstimateParams& p,
   std::fill_n(p.out, states * d, 0.0f);
   std::fill_n(p.lse, states, -INFINITY);
   if (summaries.fit().left_out && p.spread_shares.empty()) return absl::OkStatus();
-  RETURN_IF_ERROR(p.values->VerifyRows(p.selected.data(), static_cast<int64_t>(p.selected.size())));
+  RETURN_IF_ERROR(values.VerifyRows(p.selected.data(), static_cast<int64_t>(p.selected.size())));
   SelectedRows selected = SortSelected(p, scratch);
   PrepareHeads(summaries, p, static_cast<int64_t>(shares.size()), scratch);
-  RETURN_IF_ERROR(AddSegments(summaries, p, shares, selected, scratch));
+  RETURN_IF_ERROR(AddSegments(summaries, values, p, shares, selected, scratch));
   for (int64_t i = 0; i < states; ++i) p.lse[i] += scratch.base[static_cast<size_t>(i % p.group)];
   return absl::OkStatus();
 }

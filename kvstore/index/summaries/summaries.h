@@ -41,10 +41,7 @@
 #include "common/ids.h"
 #include "kvstore/index/rows/blob.h"
 #include "kvstore/index/rows/rows.h"
-
-namespace carrel {
-class ThreadPool;
-}
+#include "retrieval/estimate.h"
 
 namespace carrel::kvstore {
 
@@ -148,23 +145,8 @@ struct EstimateScratch {
   std::vector<uint8_t> row_cluster;
 };
 
-struct EstimateParams {
-  const float* queries = nullptr;  // [group, head_dim]
-  int64_t group = 0;
-  float scale = 0;
-  RowRange zone;
-  const Rows* values = nullptr;
-  absl::Span<const Position> selected;  // of all heads of the group; in the zone, each once
-  const float* scores = nullptr;        // [group, selected], scaled; or null
-  const float* bound = nullptr;         // [group]: no other row scores higher; or null
-  // Instead of what the summaries say of it, and of the term: an estimate for each.
-  absl::Span<const float> spread_shares;
-  ThreadPool* pool = nullptr;  // who else takes segments of rows; or null
-  float* out = nullptr;        // [group, head_dim], or [shares, group, head_dim]
-  float* lse = nullptr;  // [group], or [shares, group]; -inf (and out 0) if nothing is left over
-};
-
-absl::Status EstimateRest(const Summaries& summaries, const EstimateParams& params,
-                          EstimateScratch& scratch);
+// values: the head's V rows.
+absl::Status EstimateRest(const Summaries& summaries, const Rows& values,
+                          const retrieval::EstimateRequest& request, EstimateScratch& scratch);
 
 }  // namespace carrel::kvstore

@@ -279,7 +279,7 @@ void SummariseSegment(const SummaryPlan& plan, const SummaryLayout& layout, cons
 // What an accelerator would do.
 Floats Summarise(const SummaryPlan& plan, const SummaryLayout& layout, const Rows& keys,
                  const Rows& values, ThreadPool* pool, char* blob) {
-  const Floats centre = MeanOf(keys);
+  Floats centre = MeanOf(keys);
   const auto summarise = [&](int64_t segment) {
     SummariseSegment(plan, layout, keys, values, centre, segment, blob);
   };

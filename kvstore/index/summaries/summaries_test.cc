@@ -82,12 +82,11 @@ class SummariesTest : public testing::Test {
       for (Position j : selected) given.push_back(static_cast<float>(Score(&q[h * d], j)));
     }
     const Rows values = values_.AsRows();
-    EstimateParams params;
+    retrieval::EstimateRequest params;
     params.queries = q.data();
     params.group = group;
     params.scale = scale_;
     params.zone = zone;
-    params.values = &values;
     params.selected = selected;
     params.scores = scores ? given.data() : nullptr;
     params.bound = bound;
@@ -96,7 +95,7 @@ class SummariesTest : public testing::Test {
     params.out = state.out.data();
     params.lse = state.lse.data();
     EstimateScratch scratch;
-    const absl::Status status = EstimateRest(summaries_, params, scratch);
+    const absl::Status status = EstimateRest(summaries_, values, params, scratch);
     if (!status.ok()) return status;
     return state;
   }

@@ -62,16 +62,15 @@ class SummaryTableTest : public testing::Test {
                                  const std::vector<float>& q) {
     std::vector<float> out(kGroup * kDim), lse(kGroup), state;
     const Rows values = values_.AsRows();
-    EstimateParams params;
+    retrieval::EstimateRequest params;
     params.queries = q.data();
     params.group = kGroup;
     params.scale = scale_;
     params.zone = zone;
-    params.values = &values;
     params.out = out.data();
     params.lse = lse.data();
     EstimateScratch scratch;
-    CARREL_EXPECT_OK(EstimateRest(summaries, params, scratch));
+    CARREL_EXPECT_OK(EstimateRest(summaries, values, params, scratch));
     for (int64_t h = 0; h < kGroup; ++h) {
       state.insert(state.end(), out.begin() + h * kDim, out.begin() + (h + 1) * kDim);
       state.push_back(lse[static_cast<size_t>(h)]);

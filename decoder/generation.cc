@@ -113,10 +113,11 @@ std::vector<absl::Status> Generation::Step(absl::Span<Generation* const> generat
     of_runners[&generations[i]->decoder_->sequence_->runner()].push_back(i);
   }
   std::vector<absl::Status> statuses(generations.size());
-  for (const auto& [runner, those] : of_runners) {
+  for (const auto& of_runner : of_runners) {
+    const std::vector<size_t>& those = of_runner.second;
     std::vector<Slice> batch;
     for (const size_t i : those) batch.push_back(generations[i]->NextSlice());
-    std::vector<SliceResult> results = runner->Step(batch);
+    std::vector<SliceResult> results = of_runner.first->Step(batch);
     for (size_t k = 0; k < those.size(); ++k) {
       absl::Status& status = statuses[those[k]];
       status = std::move(results[k].status);

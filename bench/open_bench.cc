@@ -16,6 +16,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <iomanip>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -79,12 +80,12 @@ absl::Status Serve(const Settings& settings, int64_t started_us, const std::stri
   Script script;
   int64_t steps = 0;
   std::ifstream file(script_file, std::ios::binary);
-  size_t fingerprint_bytes = 0;
+  size_t fields = 0;
   file >> script.shape.layers >> script.shape.q_heads >> script.shape.kv_heads >>
-      script.shape.head_dim >> steps >> fingerprint_bytes;
+      script.shape.head_dim >> steps >> fields;
+  script.fingerprint.resize(fields);
+  for (auto& [name, value] : script.fingerprint) file >> std::quoted(name) >> std::quoted(value);
   file.get();
-  script.fingerprint.resize(fingerprint_bytes);
-  file.read(script.fingerprint.data(), static_cast<std::streamsize>(fingerprint_bytes));
   const auto floats = static_cast<size_t>(script.shape.q_heads) * script.shape.head_dim;
   script.queries.assign(
       static_cast<size_t>(steps),
@@ -194,8 +195,11 @@ absl::Status Run(char** argv, const Settings& settings) {
     std::ofstream file(script_file, std::ios::binary);
     file << script.shape.layers << ' ' << script.shape.q_heads << ' ' << script.shape.kv_heads
          << ' ' << script.shape.head_dim << ' ' << script.queries.size() << ' '
-         << script.fingerprint.size() << '\n'
-         << script.fingerprint;
+         << script.fingerprint.size();
+    for (const auto& [name, value] : script.fingerprint) {
+      file << ' ' << std::quoted(name) << ' ' << std::quoted(value);
+    }
+    file << '\n';
     for (const auto& step : script.queries) {
       for (const auto& layer : step) {
         file.write(reinterpret_cast<const char*>(layer.data()),

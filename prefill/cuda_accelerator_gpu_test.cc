@@ -273,12 +273,11 @@ class CudaSummariesGpuTest : public testing::Test {
         for (double s : sum) truth.push_back(static_cast<float>(s / total));
       }
       kvstore::EstimateScratch scratch;
-      CARREL_EXPECT_OK(kvstore::EstimateRest(summaries,
+      CARREL_EXPECT_OK(kvstore::EstimateRest(summaries, values,
                                              {.queries = q.data(),
                                               .group = kGroup,
                                               .scale = scale,
                                               .zone = {0, count_},
-                                              .values = &values,
                                               .selected = selected,
                                               .scores = given.data(),
                                               .out = out.data(),

@@ -371,8 +371,9 @@ TEST_F(ApiTest, AStoreThatIsOnlyRead_TakesNoDocuments) {
   EXPECT_EQ(posted.status, 409);
   EXPECT_THAT(posted.body, HasSubstr("--read-only"));
   EXPECT_EQ(Ask("DELETE", "/v1/contexts/kept").status, 409);
-  // What another process publishes meanwhile is there.
+  // What another process publishes meanwhile is there: asked for by name at once, in the list within a second.
   EXPECT_THAT(Carrel(Prefill("second", {"--input", DemoDocument("registry-2k")})), Succeeds());
+  EXPECT_EQ(Ask("GET", "/v1/contexts/second").status, 200);
   EXPECT_EQ(Contexts(), (Texts{"kept", "second"}));
   const Outcome kept = Carrel({"api", "--model", model_->folder(), "--store", store_, "--read-only",
                                "--keep-documents", "1"});

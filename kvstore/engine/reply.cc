@@ -47,7 +47,7 @@ absl::Status TakePieces(Reply& reply, int64_t max_bytes,
                         absl::FunctionRef<void(std::vector<Piece>&)> copy) {
   std::vector<Piece> pieces;
   for (int attempt = 0; attempt < OpenContext::kMostAttempts; ++attempt) {
-    const absl::Status status = reply.Next(max_bytes, pieces);
+    absl::Status status = reply.Next(max_bytes, pieces);
     if (status.ok()) copy(pieces);
     // Whatever came of it: of files that changed meanwhile it says nothing.
     ASSIGN_OR_RETURN(const bool confirmed, reply.Confirm());

@@ -101,8 +101,9 @@ class Plans(Section):
     def rows(self):
         """model, machine, tokens, clients (0: ask), the way taken, its speed, the best by name, its speed, the others'."""
         timed = [line for line in self.lines if line["what"] in ("ask", "api") and "tokens_per_s" in line]
-        tokens = {(line["machine"], line["model"], line["length"]): line["tokens"] for line in self.lines
-                  if line["what"] == "prefill"}
+        read = [line for line in self.lines if line["what"] == "prefill"]
+        tokens = {(line["machine"], line["model"], line["length"]): line["tokens"] for line in read}
+        of_commit = {(line["machine"], line["model"], line["length"], line["commit"]): line["tokens"] for line in read}
         for key, group in grouped(timed, "machine", "cores", "model", "length", "clients").items():
             machine, cores, model, length, clients = key
             speeds = {way: statistics.median(line["tokens_per_s"] for line in of_way)
@@ -112,9 +113,9 @@ class Plans(Section):
             if not named:
                 continue
             best = max(named, key=named.get)
-            yield {"machine": machine, "cores": cores, "model": model, "tokens": tokens[machine, model, length],
-                   "clients": clients or 0, "taken": taken, "speed": speeds["auto"], "best": best,
-                   "best_speed": named[best], "named": named}
+            count = of_commit.get((machine, model, length, group[-1]["commit"]), tokens[machine, model, length])
+            yield {"machine": machine, "cores": cores, "model": model, "tokens": count, "clients": clients or 0, "taken": taken,
+                   "speed": speeds["auto"], "best": best, "best_speed": named[best], "named": named}
 
     def table(self):
         rows = []
@@ -271,7 +272,7 @@ def headline():
         served = sorted((row for row in group if row["clients"] == 32), key=lambda row: row["tokens"])
         said = f"{spoken([row['speed'] for row in asked])} tokens/s behind {spoken_tokens(asked)} tokens"
         if served:
-            said += f"; 32 clients of `carrel api` {spoken([row['speed'] for row in served])}"
+            said += f"; 32 clients of `carrel api` {spoken([row['speed'] for row in served])} behind {spoken_tokens(served)}"
         ways = joined([f"`{way}`" for way in dict.fromkeys(row["taken"] for row in asked)])
         loss = "none: every row is attended" if all(row["taken"].endswith("dense") for row in asked) else \
             "an error of 3% is promised where rows are selected"

@@ -37,6 +37,16 @@ size_t SharesOf(absl::Span<const CudaRunner::Member> members, size_t streams) {
   return std::max(alone ? std::min(n, streams) : 1, (n + most - 1) / most);
 }
 
+// Of a block's attention: of a slice alone, or of some, whose tokens are few; each has what lies behind
+// kMaxPrefillParts times its first token.
+int64_t RoomFloats(const AttentionShape& heads, int64_t most_tokens, int64_t most_of_some) {
+  int64_t tokens = most_of_some * kernels::kMaxPrefillParts;
+  for (int64_t n = 1; n <= most_tokens; ++n) {
+    tokens = std::max(tokens, n * kernels::PrefillAttentionParts(n, INT64_MAX, heads.q_heads));
+  }
+  return tokens * heads.q_heads * (heads.head_dim + 1);
+}
+
 bool AsksHost(absl::Span<const CudaRunner::Member> members) {
   return std::any_of(members.begin(), members.end(),
                      [](const auto& one) { return one.sequence->zone().asks_host(); });
@@ -53,6 +63,7 @@ CudaRunner::Memory::Memory(const model::ModelConfig& config, cuda::DeviceArena& 
   q_exact = arena.Take<float>(floats);
   logits = arena.Take<float>(kMembers * config.vocab_size);
   no_lse = arena.Take<float>(heads);
+  room = arena.Take<float>(RoomFloats(config.shape, kBlockTokens, kMembers));
   for (CudaPartial* of : {&window, &zone}) {
     of->out = arena.Take<float>(floats);
     of->lse = arena.Take<float>(heads);
@@ -104,7 +115,9 @@ absl::Status CudaRunner::Hold(ThreadPool* pool) {
 
 CudaQueries CudaRunner::Queries(const Member& member) const {
   const int64_t at = member.first * width();
-  return {memory_.q_exact + at, memory_.q + at, member.n};
+  float* const room = memory_.room + kernels::kMaxPrefillParts * member.first *
+                                         config_.shape.q_heads * (config_.shape.head_dim + 1);
+  return {memory_.q_exact + at, memory_.q + at, member.n, room};
 }
 
 CudaPartial CudaRunner::Of(const CudaPartial& partial, const Member& member) const {
@@ -427,6 +440,7 @@ absl::Status CudaRunner::AttendBlock(Layer layer, const Member& member,
   params.scale = 1.0f / std::sqrt(static_cast<float>(config_.shape.head_dim));
   params.out_exact = Of(memory_.window, member).out;
   params.lse = Of(memory_.window, member).lse;
+  params.room = Queries(member).room;
   RETURN_IF_CUDA_ERROR(kernels::PrefillAttentionCuda(params, stream.get()));
   return absl::OkStatus();
 }

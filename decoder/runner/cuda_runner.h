@@ -74,7 +74,7 @@ class CudaRunner final : public Runner {
     Memory(const model::ModelConfig& config, cuda::DeviceArena& arena);
     Table* table;
     int32_t* best;
-    float *hidden, *last, *q_exact, *logits, *no_lse;
+    float *hidden, *last, *q_exact, *logits, *no_lse, *room;
     CudaPartial window, zone;
     uint16_t *q, *attended;
   };

@@ -204,6 +204,7 @@ absl::Status CudaHeldZone::AttendPrompt(Layer layer, const CudaQueries& queries,
   params.scale = scale_;
   params.out_exact = to.out;
   params.lse = to.lse;
+  params.room = queries.room;
   RETURN_IF_CUDA_ERROR(kernels::PrefillAttentionCuda(params, stream.get()));
   return absl::OkStatus();
 }

@@ -13,7 +13,6 @@
 #include "decoder/shared.h"
 #include "decoder/zone/cuda_zone_work.h"
 #include "kernels/attention/merge_states/merge_states_cuda.h"
-#include "kernels/attention/prefill_attention/prefill_attention_cuda.h"
 #include "kernels/most_together.h"
 #include "kernels/select/argmax/argmax_cuda.h"
 
@@ -37,16 +36,6 @@ size_t SharesOf(absl::Span<const CudaRunner::Member> members, size_t streams) {
   return std::max(alone ? std::min(n, streams) : 1, (n + most - 1) / most);
 }
 
-// Of a block's attention: of a slice alone, or of some, whose tokens are few; each has what lies behind
-// kMaxPrefillParts times its first token.
-int64_t RoomFloats(const AttentionShape& heads, int64_t most_tokens, int64_t most_of_some) {
-  int64_t tokens = most_of_some * kernels::kMaxPrefillParts;
-  for (int64_t n = 1; n <= most_tokens; ++n) {
-    tokens = std::max(tokens, n * kernels::PrefillAttentionParts(n, INT64_MAX, heads.q_heads));
-  }
-  return tokens * heads.q_heads * (heads.head_dim + 1);
-}
-
 bool AsksHost(absl::Span<const CudaRunner::Member> members) {
   return std::any_of(members.begin(), members.end(),
                      [](const auto& one) { return one.sequence->zone().asks_host(); });
@@ -63,7 +52,10 @@ CudaRunner::Memory::Memory(const model::ModelConfig& config, cuda::DeviceArena& 
   q_exact = arena.Take<float>(floats);
   logits = arena.Take<float>(kMembers * config.vocab_size);
   no_lse = arena.Take<float>(heads);
-  room = arena.Take<float>(RoomFloats(config.shape, kBlockTokens, kMembers));
+  room =
+      arena.Take<float>(std::max(kMembers * room_floats(config),
+                                 kernels::MostPrefillAttentionRoom(
+                                     kBlockTokens, config.shape.q_heads, config.shape.head_dim)));
   for (CudaPartial* of : {&window, &zone}) {
     of->out = arena.Take<float>(floats);
     of->lse = arena.Take<float>(heads);
@@ -115,9 +107,8 @@ absl::Status CudaRunner::Hold(ThreadPool* pool) {
 
 CudaQueries CudaRunner::Queries(const Member& member) const {
   const int64_t at = member.first * width();
-  float* const room = memory_.room + kernels::kMaxPrefillParts * member.first *
-                                         config_.shape.q_heads * (config_.shape.head_dim + 1);
-  return {memory_.q_exact + at, memory_.q + at, member.n, room};
+  return {memory_.q_exact + at, memory_.q + at, member.n,
+          memory_.room + member.first * room_floats(config_)};
 }
 
 CudaPartial CudaRunner::Of(const CudaPartial& partial, const Member& member) const {
@@ -402,7 +393,10 @@ absl::Status CudaRunner::Attend(Layer layer, Members members) const {
       windows[share].push_back(one.sequence->ToWindow(
           layer, queries.rounded, memory_.table->window_rows + i, Of(memory_.window, one)));
     } else {
-      RETURN_IF_ERROR(AttendBlock(layer, one, StreamOf(share)));
+      // The block's own rows lie behind the window's.
+      const int64_t row = one.sequence->next_row();
+      RETURN_IF_ERROR(AttendBlock(config_.shape, queries, one.sequence->window().kv(layer), row,
+                                  row + one.n, Of(memory_.window, one), StreamOf(share)));
     }
     CudaZoneAttention& zone = one.sequence->zone();
     const CudaPartial to = Of(memory_.zone, one);
@@ -422,26 +416,6 @@ absl::Status CudaRunner::Attend(Layer layer, Members members) const {
     const float* const lse = Of(memory_.window, one).lse;
     RETURN_IF_ERROR(one.sequence->zone().TakeWindow(layer, lse, one.n, main()));
   }
-  return absl::OkStatus();
-}
-
-// To the window's rows and to the block's own, which lie behind them.
-absl::Status CudaRunner::AttendBlock(Layer layer, const Member& member,
-                                     const cuda::Stream& stream) const {
-  kernels::PrefillAttentionCudaParams params;
-  params.q = Queries(member).rounded;
-  params.kv = member.sequence->window().kv(layer);
-  params.n = member.n;
-  params.first_position = member.sequence->next_row();
-  params.rows = params.first_position + member.n;
-  params.q_heads = config_.shape.q_heads;
-  params.kv_heads = config_.shape.kv_heads;
-  params.head_dim = config_.shape.head_dim;
-  params.scale = 1.0f / std::sqrt(static_cast<float>(config_.shape.head_dim));
-  params.out_exact = Of(memory_.window, member).out;
-  params.lse = Of(memory_.window, member).lse;
-  params.room = Queries(member).room;
-  RETURN_IF_CUDA_ERROR(kernels::PrefillAttentionCuda(params, stream.get()));
   return absl::OkStatus();
 }
 

@@ -20,6 +20,14 @@ int64_t PrefillAttentionRoom(int64_t n, int64_t rows, int32_t q_heads, int32_t h
   return parts == 1 ? 0 : parts * n * q_heads * (head_dim + 1);
 }
 
+int64_t MostPrefillAttentionRoom(int64_t most, int32_t q_heads, int32_t head_dim) {
+  int64_t floats = 0;
+  for (int64_t n = 1; n <= most; ++n) {
+    floats = std::max(floats, PrefillAttentionRoom(n, INT64_MAX, q_heads, head_dim));
+  }
+  return floats;
+}
+
 bool PrefillAttentionHas(PrefillAttentionVariant variant, int32_t head_dim) {
   switch (variant) {
     case PrefillAttentionVariant::kWgmma:

@@ -52,6 +52,8 @@ inline constexpr int64_t kMaxPrefillParts = 32;
 int64_t PrefillAttentionParts(int64_t n, int64_t rows, int32_t q_heads);
 // Floats of room; 0: none is needed.
 int64_t PrefillAttentionRoom(int64_t n, int64_t rows, int32_t q_heads, int32_t head_dim);
+// For up to `most` tokens over any number of rows.
+int64_t MostPrefillAttentionRoom(int64_t most, int32_t q_heads, int32_t head_dim);
 
 // kWgmma: compute capability 9.0, head_dim 64 or 128. kMma: 8.0 and later.
 enum class PrefillAttentionVariant { kAuto, kMma, kWgmma };

@@ -59,20 +59,17 @@ __global__ void __launch_bounds__(kThreads)
   const auto* const v = reinterpret_cast<const __nv_bfloat16*>(p.kv.v) + kv_base;
   const int64_t q_stride = int64_t{p.q_heads} * D;
 
-  const int64_t last_query = min(first_query + kQueries, p.n) - 1;
+  const int64_t end_query = p.first_position + min(first_query + kQueries, p.n);
   // A part may lie past what these queries see: its result is the empty set.
   const int64_t begin = int64_t{blockIdx.z} * part_keys;
-  const int64_t keys =
-      max(begin, min(min(p.rows, p.first_position + last_query + 1), begin + part_keys));
+  const int64_t keys = max(begin, min(min(p.rows, end_query), begin + part_keys));
   const int steps = static_cast<int>((keys - begin + kKeys - 1) / kKeys);
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   // This thread's two rows of the tile, and how many keys each of them sees.
   const int row = warp * 16 + lane / 4;
   int64_t sees[2];
-  for (int r = 0; r < 2; ++r) {
-    sees[r] = min(keys, p.first_position + first_query + row + 8 * r + 1);
-  }
+  for (int r = 0; r < 2; ++r) sees[r] = min(keys, p.first_position + first_query + row + 8 * r + 1);
   const int64_t warp_sees_all = min(keys, p.first_position + first_query + warp * 16 + 1);
 
   FlashTile<D> tile;

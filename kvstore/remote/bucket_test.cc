@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "carrel/v1/context.pb.h"
+#include "common/checksum.h"
 #include "common/test_util.h"
 #include "kvstore/remote/object_server.h"
 #include "kvstore/remote/pull.h"
@@ -363,11 +364,11 @@ TEST_F(BucketTest, LargeFile_GoesOnInTheMiddleOfItsParts) {
   });
   int64_t sent = 0;
   const auto count = [&](int64_t more) { sent += more; };
-  EXPECT_THAT(UploadFile(bucket_->client(), "big", bytes, count, kLeastPartBytes),
+  EXPECT_THAT(UploadFile(bucket_->client(), "big", bytes, "", count, kLeastPartBytes),
               StatusIs(StatusCode::kPermissionDenied, "403"));
   EXPECT_EQ(sent, kLeastPartBytes);
   fake_.Intercept(nullptr);
-  CARREL_ASSERT_OK(UploadFile(bucket_->client(), "big", bytes, count, kLeastPartBytes));
+  CARREL_ASSERT_OK(UploadFile(bucket_->client(), "big", bytes, "", count, kLeastPartBytes));
   EXPECT_EQ(sent, 13 << 20);
   EXPECT_TRUE(fake_.Objects()["big"] == bytes);
   EXPECT_EQ(fake_.open_uploads(), 0);
@@ -376,7 +377,7 @@ TEST_F(BucketTest, LargeFile_GoesOnInTheMiddleOfItsParts) {
   for (int i = 0; i < 8; ++i) {
     threads.emplace_back([&] {
       CARREL_EXPECT_OK(UploadFile(
-          bucket_->client(), "big2", bytes, [](int64_t) {}, kLeastPartBytes));
+          bucket_->client(), "big2", bytes, "", [](int64_t) {}, kLeastPartBytes));
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -388,29 +389,29 @@ TEST_F(BucketTest, Sweep_SparesTheYoungAndWhatIsPushed) {
   Publish({.name = "second", .seed = 2});
   const auto from = store_->Export("second");
   const auto id = ContextIdOf((*from)->manifest());
-  const std::string bytes(1000, 'x');
+  const std::string bytes(1000, 'x'), sha256 = Sha256Hex(bytes);
   {
     const auto pusher = Pusher::Begin(*bucket_, *id, {.renew_every = absl::Milliseconds(50)});
     CARREL_ASSERT_OK(pusher);
-    CARREL_ASSERT_OK((*pusher)->AddFile(0, bytes, std::string(64, 'a'), nullptr));
-    while (Count("-aaaa") == 0) absl::SleepFor(absl::Milliseconds(5));
+    CARREL_ASSERT_OK((*pusher)->AddFile(0, bytes, sha256, nullptr));
+    while (Count(sha256) == 0) absl::SleepFor(absl::Milliseconds(5));
     fake_.Age(absl::Hours(48));
     absl::SleepFor(absl::Milliseconds(200));  // the record is renewed
     const auto swept = CollectGarbage(*bucket_, {.grace = absl::Hours(24)});
     CARREL_ASSERT_OK(swept);
     EXPECT_EQ(swept->pushed, 1);
     EXPECT_EQ(swept->files, 0);
-    EXPECT_EQ(Count("-aaaa"), 1);
+    EXPECT_EQ(Count(sha256), 1);
     EXPECT_EQ(Count("sweeps/"), 0);
   }
   const auto dry = CollectGarbage(*bucket_, {.grace = absl::Hours(24), .dry_run = true});
   CARREL_ASSERT_OK(dry);
   EXPECT_EQ(dry->files, 1);
   EXPECT_EQ(dry->bytes, 1000);
-  EXPECT_EQ(Count("-aaaa"), 1);
+  EXPECT_EQ(Count(sha256), 1);
   EXPECT_EQ(CollectGarbage(*bucket_, {.grace = absl::Hours(72)})->young, 1);
   EXPECT_EQ(CollectGarbage(*bucket_, {.grace = absl::Hours(24)})->files, 1);
-  EXPECT_EQ(Count("-aaaa"), 0);
+  EXPECT_EQ(Count(sha256), 0);
   const auto into = NewStore("other");
   CARREL_EXPECT_OK(Pull(*bucket_, "report", *into));
 }

@@ -96,7 +96,7 @@ absl::Status Pusher::AddFile(int64_t file, absl::string_view bytes, const std::s
     return waiting_.size() < static_cast<size_t>(options_.threads) || !status_.ok();
   };
   mu_.Await(absl::Condition(&room));
-  if (status_.ok()) waiting_.push_back({key, bytes, std::move(keep)});
+  if (status_.ok()) waiting_.push_back({key, bytes, sha256, std::move(keep)});
   return status_;
 }
 
@@ -116,7 +116,8 @@ void Pusher::Run() {
     }
     const absl::Status sent = CatchThrown("sending", [&] {
       return UploadFile(
-          bucket_.client(), file.key, file.bytes, [this](int64_t bytes) { sent_ += bytes; },
+          bucket_.client(), file.key, file.bytes, file.sha256,
+          [this](int64_t bytes) { sent_ += bytes; },
           options_.part_bytes > 0 ? options_.part_bytes : kUploadPartBytes);
     });
     absl::MutexLock lock(&mu_);

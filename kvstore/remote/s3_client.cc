@@ -370,11 +370,11 @@ void S3Client::AddEncryption(NameValues& headers) const {
 }
 
 absl::StatusOr<std::string> S3Client::Put(const std::string& key, absl::string_view bytes,
-                                          const Condition& condition) {
+                                          const Condition& condition, const std::string& sha256) {
   Operation operation{.method = "PUT",
                       .key = key,
                       .body = bytes,
-                      .payload = Sha256Hex(bytes),
+                      .payload = sha256.empty() ? Sha256Hex(bytes) : sha256,
                       .moves = static_cast<int64_t>(bytes.size()),
                       .stall = absl::Seconds(60)};
   operation.headers.emplace_back("x-amz-checksum-sha256", Base64Sha256(operation.payload));

@@ -98,9 +98,10 @@ class S3Client {
   // ResourceExhausted: it is larger. info: may be null.
   absl::StatusOr<std::string> Read(const std::string& key, int64_t most_bytes,
                                    ObjectInfo* info = nullptr);
-  // Returns the etag. The server holds the bytes against their SHA-256.
+  // Returns the etag. The server holds the bytes against their SHA-256, in hex; empty: it is computed here.
   absl::StatusOr<std::string> Put(const std::string& key, absl::string_view bytes,
-                                  const Condition& condition = Condition::None());
+                                  const Condition& condition = Condition::None(),
+                                  const std::string& sha256 = "");
   // OK, too, where there is no such object. A server that knows no conditions of DELETE is asked
   // without.
   absl::Status Remove(const std::string& key, const Condition& condition = Condition::None());

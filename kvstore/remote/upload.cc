@@ -63,11 +63,12 @@ absl::Status UploadParts(S3Client& client, const std::string& key, absl::string_
 }  // namespace
 
 absl::Status UploadFile(S3Client& client, const std::string& key, absl::string_view bytes,
-                        const std::function<void(int64_t)>& sent, int64_t part_bytes) {
+                        const std::string& sha256, const std::function<void(int64_t)>& sent,
+                        int64_t part_bytes) {
   const auto size = static_cast<int64_t>(bytes.size());
   CARREL_CHECK(part_bytes >= kLeastPartBytes);
   if (size <= part_bytes) {
-    RETURN_IF_ERROR(client.Put(key, bytes).status());
+    RETURN_IF_ERROR(client.Put(key, bytes, Condition::None(), sha256).status());
     sent(size);
     return absl::OkStatus();
   }

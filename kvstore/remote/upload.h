@@ -15,12 +15,12 @@
 
 namespace carrel::kvstore {
 
-inline constexpr int64_t kUploadPartBytes = int64_t{16} << 20;
+inline constexpr int64_t kUploadPartBytes = int64_t{64} << 20;
 
-// part_bytes: at least kLeastPartBytes; more where the file would have too many. sent: told the bytes that
-// were sent, part by part.
+// sha256: of the bytes, in hex; empty: it is computed here. part_bytes: at least kLeastPartBytes; more where the
+// file would have too many. sent: told the bytes that were sent, part by part.
 absl::Status UploadFile(S3Client& client, const std::string& key, absl::string_view bytes,
-                        const std::function<void(int64_t)>& sent,
+                        const std::string& sha256, const std::function<void(int64_t)>& sent,
                         int64_t part_bytes = kUploadPartBytes);
 
 }  // namespace carrel::kvstore

@@ -87,7 +87,7 @@ void BatchAttention::Start(Group& group) {
   CpuSequence& first = FirstOf(group);
   group.answered = absl::OkStatus();
   if (first.repositioned() != nullptr || first.WindowOf(input.layer) > 0) return;
-  if (group.count > 1) group.before = first.statistics_of(input.layer);
+  if (group.count > 1) group.before = first.zone().statistics_of(input.layer);
   group.answered = first.zone().Start(input.layer, input.q, group.tokens);
 }
 
@@ -112,7 +112,7 @@ absl::Status BatchAttention::AttendGroup(Group& group) {
     sequence->window().Append(layer, of.k, of.v, of.n);
     for (int64_t at = 0; at < of.n; ++at) tokens.push_back({sequence, &of, at});
   }
-  group.window.Reset(group.tokens, shape_.q_heads, shape_.head_dim);
+  group.window.Reset(group.tokens, shape_);
   // In a layer with a window each has rows of its own.
   const int64_t together = window > 0 ? 1 : kTokensOfUnit;
   const int64_t units = (group.tokens + together - 1) / together * shape_.kv_heads;
@@ -135,8 +135,7 @@ absl::Status BatchAttention::AttendGroup(Group& group) {
   if (group.count > 1) {
     ShareCounted(group);
   } else {  // what is measured has no batch_key
-    RETURN_IF_ERROR(first.zone().Measure(layer, input.q, input.n, group.zone, group.window.lse));
-    RETURN_IF_ERROR(first.zone().MeasureOutput(layer, input.q, input.n, group.zone, group.window));
+    RETURN_IF_ERROR(first.zone().Measure(layer, input.q, input.n, group.zone, group.window));
   }
   Merge(group, 0, group.count, 0);
   return absl::OkStatus();
@@ -147,7 +146,7 @@ void BatchAttention::ShareCounted(const Group& group) const {
   std::vector<CountShare> shares;
   for (size_t i = 0; i < group.count; ++i) {
     CpuSequence* const sequence = members_[group.first + i].sequence;
-    shares.push_back({&sequence->statistics_of(layer), group.inputs[i].n});
+    shares.push_back({&sequence->zone().statistics_of(layer), group.inputs[i].n});
   }
   ShareCounts(group.before, shares);
 }
@@ -171,7 +170,7 @@ void BatchAttention::Merge(Group& group, size_t first, size_t count, int64_t at)
 void BatchAttention::AskApart(Group& group) {
   const Layer layer = group.inputs[0].layer;
   FirstOf(group).zone().Cancel();
-  FirstOf(group).statistics_of(layer) = group.before;
+  FirstOf(group).zone().statistics_of(layer) = group.before;
   int64_t at = 0;
   for (size_t i = 0; i < group.count; ++i) {
     const model::AttentionInput& input = group.inputs[i];
@@ -259,8 +258,7 @@ void BatchAttention::AttendContextRows(Group& group, absl::Span<const Token> tok
   scratch.resize(static_cast<size_t>(vectors * params.rows));
   kernels::WindowAttention(params, scratch.data());
   for (int64_t i = 0; i < static_cast<int64_t>(tokens.size()); ++i) {
-    group.window.Merge(first + i, shape_.q_heads, head.value() * count, count, d,
-                       out.data() + i * count * d, lse.data() + i * count);
+    group.window.Merge(shape_, first + i, head, out.data() + i * count * d, lse.data() + i * count);
   }
 }
 

@@ -32,7 +32,6 @@ CpuSequence::CpuSequence(const model::ModelConfig& model, const OpenedContext& c
       zone_rows_(context.zone),
       context_tokens_(context.tokens),
       window_(shape_),
-      layer_statistics_(shape_.layers),
       drift_(shape_, InvFreq(model, context.config.rope), context.drift) {}
 
 absl::StatusOr<std::unique_ptr<CpuSequence>> CpuSequence::Open(const model::ModelConfig& model,
@@ -48,7 +47,7 @@ absl::StatusOr<std::unique_ptr<CpuSequence>> CpuSequence::Open(const model::Mode
     ASSIGN_OR_RETURN(sequence->repositioned_, RepositionedAttention::Create(context, model));
     return sequence;
   }
-  ASSIGN_OR_RETURN(sequence->zone_, MakeZone(context, &sequence->layer_statistics_));
+  ASSIGN_OR_RETURN(sequence->zone_, MakeZone(context));
   RETURN_IF_ERROR(Annotate(sequence->LoadContextRows(context), "reading sink and local rows"));
   sequence->Start(0);
   return sequence;
@@ -141,7 +140,7 @@ void CpuSequence::AttendedHere(const QueryTrace& trace, Layer layer,
 Statistics CpuSequence::statistics() const {
   if (repositioned_ != nullptr) return repositioned_->statistics();
   Statistics statistics;
-  statistics.layers = layer_statistics_;
+  statistics.layers = zone_->statistics();
   if (client_ != nullptr) {
     statistics.bytes_sent = client_->bytes_sent();
     statistics.bytes_received = client_->bytes_received();

@@ -55,7 +55,6 @@ class CpuSequence final : public Sequence {
   Window& window() { return window_; }
   const Window& window() const { return window_; }
   ZoneAttention& zone() { return *zone_; }
-  LayerStatistics& statistics_of(Layer layer) { return layer_statistics_[layer.value()]; }
   QueryTrace* trace() const { return trace_; }
 
  private:
@@ -76,7 +75,6 @@ class CpuSequence final : public Sequence {
   const RowRange zone_rows_;  // between the rows that are held
   const Position context_tokens_;
   Window window_;
-  std::vector<LayerStatistics> layer_statistics_;
   std::unique_ptr<ZoneAttention> zone_;
   std::unique_ptr<RepositionedAttention> repositioned_;
   QueryDrift drift_;

@@ -24,8 +24,7 @@ CudaSequence::CudaSequence(const model::ModelConfig& model, const OpenedContext&
       new_tokens_(context.device.new_tokens),
       block_(std::min(CudaRunner::kBlockTokens, new_tokens_)),
       splits_(kernels::DecodeSplits(context_rows() + new_tokens_, shape_.kv_heads)),
-      most_given_up_(MostGivenUp(context.config, context.device, context.tokens)),
-      statistics_(shape_.layers) {}
+      most_given_up_(MostGivenUp(context.config, context.device, context.tokens)) {}
 
 CudaSequence::~CudaSequence() = default;
 
@@ -53,7 +52,7 @@ void CudaSequence::Lay(cuda::DeviceArena& arena) {
 }
 
 absl::Status CudaSequence::Prepare(const OpenedContext& context) {
-  ASSIGN_OR_RETURN(zone_, MakeCudaZone(context, &statistics_));
+  ASSIGN_OR_RETURN(zone_, MakeCudaZone(context));
   ASSIGN_OR_RETURN(const int64_t zone_bytes, zone_->Bytes());
   ASSIGN_OR_RETURN(const int64_t shareable, zone_->ShareableBytes());
   const int64_t rows = context_rows() + new_tokens_;
@@ -161,7 +160,7 @@ absl::Status CudaSequence::Begin(const Slice& slice, const cuda::Stream& stream)
 }
 
 void CudaSequence::Passed(const Slice& slice) {
-  zone_->Count(static_cast<int64_t>(slice.tokens.size()), statistics_);
+  zone_->Count(static_cast<int64_t>(slice.tokens.size()));
   if (!of_prompt_) generated_ += static_cast<int64_t>(slice.tokens.size());
   writes_over_ = writes_over_ || given_up() > 0;
   Took(slice.tokens);
@@ -216,8 +215,7 @@ absl::Status CudaSequence::LearnDrift(Layer layer, const float* q, int64_t n, co
 
 Statistics CudaSequence::statistics() const {
   Statistics statistics;
-  statistics.layers = statistics_;
-  zone_->AddTo(statistics.layers);
+  statistics.layers = zone_->statistics();
   if (client_ != nullptr) {
     statistics.bytes_sent = client_->bytes_sent();
     statistics.bytes_received = client_->bytes_received();

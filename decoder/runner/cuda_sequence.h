@@ -130,7 +130,6 @@ class CudaSequence final : public Sequence {
   const int64_t block_;       // tokens at once
   const int64_t splits_;      // of the window's attention
   const int64_t most_given_up_;
-  std::vector<LayerStatistics> statistics_;
   std::unique_ptr<CudaZoneAttention> zone_;
   CudaWindow window_;
   cuda::DeviceArena arena_;

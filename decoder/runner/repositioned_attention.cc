@@ -43,10 +43,7 @@ RepositionedAttention::RepositionedAttention(const OpenedContext& context,
       local_(context.tokens - context.zone.end),
       new_rows_(model.shape),
       steps_(static_cast<size_t>(model.shape.layers)),
-      layer_statistics_(static_cast<size_t>(model.shape.layers)) {
-  for (size_t layer = 0; layer < layer_statistics_.size(); ++layer)
-    layer_statistics_[layer].selection = context.selections[layer];
-}
+      layer_statistics_(StatisticsOf(context.selections)) {}
 
 void RepositionedAttention::AttendToken(const model::AttentionInput& input, KvHead head,
                                         int64_t token, const std::vector<Position>* chosen,
@@ -103,12 +100,12 @@ void RepositionedAttention::AttendToken(const model::AttentionInput& input, KvHe
     params.out = out.data();
     params.lse = out.data() + group * d;
     kernels::WindowAttention(params, scores.data());
-    partial.Merge(token, shape_.q_heads, head.value() * group, group, d, params.out, params.lse);
+    partial.Merge(shape_, token, head, out.data());
   }
 }
 
 void RepositionedAttention::AttendAll(const model::AttentionInput& input, Partial& partial) const {
-  partial.Reset(input.n, shape_.q_heads, shape_.head_dim);
+  partial.Reset(input.n, shape_);
   pool_->ParallelFor(input.n * shape_.kv_heads, [&](int64_t unit) {
     AttendToken(input, KvHead(static_cast<int32_t>(unit % shape_.kv_heads)), unit / shape_.kv_heads,
                 nullptr, partial);
@@ -116,7 +113,7 @@ void RepositionedAttention::AttendAll(const model::AttentionInput& input, Partia
 }
 
 void RepositionedAttention::AttendChosen(const model::AttentionInput& input, Partial& partial) {
-  partial.Reset(input.n, shape_.q_heads, shape_.head_dim);
+  partial.Reset(input.n, shape_);
   const int64_t d = shape_.head_dim, group = shape_.group();
   const int64_t block = reading_prompt_ ? selector_->block_tokens() : 1;
   int64_t& step = steps_[static_cast<size_t>(input.layer.value())];
@@ -181,7 +178,7 @@ absl::Status RepositionedAttention::Attend(const model::AttentionInput& input, f
   if (config_.measure) {
     if (!all) AttendAll(input, every_row_);
     Partial nothing;
-    nothing.Reset(input.n, shape_.q_heads, shape_.head_dim);
+    nothing.Reset(input.n, shape_);
     AddOutputErrors(nothing, partial_, all ? partial_ : every_row_, input.n, shape_,
                     statistics.output_error);
   }

@@ -4,16 +4,33 @@
 #include <cmath>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/cuda/status.h"
 #include "common/status.h"
 #include "decoder/zone/cuda_zone_work.h"
 #include "kernels/attention/prefill_attention/prefill_attention_cuda.h"
 
 namespace carrel::decoder {
+namespace {
+
+// What parts of a zone that sequences share depend on (shared.h); empty where the content has no id.
+std::string SharedZoneKey(const OpenedContext& context, const std::string& place,
+                          const SelectorConfig& method, const CudaZoneShape& shape) {
+  int device = 0;
+  if (context.content_id.empty() || cudaGetDevice(&device) != cudaSuccess) return "";
+  return absl::StrCat(place, " ", device, " ", context.content_id, " ", shape.zone.begin, " ",
+                      shape.zone.end, " ", DescribeSelector(method), " ",
+                      absl::StrJoin(shape.budgets, ","), " ",
+                      absl::StrJoin(shape.head_budgets, ","));
+}
+
+}  // namespace
 
 CudaHeldZone::CudaHeldZone(const SelectorConfig& method, const OpenedContext& context,
                            CudaZoneShape shape, const std::string& place, bool prompt_takes_all)
-    : method_(method),
+    : CudaZoneAttention(context),
+      method_(method),
       context_(context),
       shape_(std::move(shape)),
       scale_(1.0f / std::sqrt(static_cast<float>(shape_.heads.head_dim))),
@@ -91,18 +108,20 @@ int64_t CudaHeldZone::AttendedPerHead(Layer layer) const {
   return shape_.dense(layer) || takes_all() ? shape_.zone.rows() : selector_->selection(layer).rows;
 }
 
-int64_t CudaHeldZone::attended(Layer layer) const {
+int64_t CudaHeldZone::Attended(Layer layer) const {
   const bool all = shape_.dense(layer) || takes_all();
   const int64_t of_heads = all ? -1 : selector_->selection(layer).total_rows;
   return of_heads >= 0 ? of_heads : shape_.heads.kv_heads * AttendedPerHead(layer);
 }
 
-void CudaHeldZone::Count(int64_t n, std::vector<LayerStatistics>& layers) const {
-  CudaZoneAttention::Count(n, layers);
-  if (!takes_all()) return;
-  for (LayerStatistics& layer : layers) {
-    layer.whole_tokens += n;
-    layer.whole_rows += n * shape_.heads.kv_heads * shape_.zone.rows();
+void CudaHeldZone::Count(int64_t n) {
+  CudaZoneAttention::Count(n);
+  for (Layer layer(0); layer.value() < shape_.heads.layers; layer = layer.next()) {
+    LayerStatistics& counted = statistics_[static_cast<size_t>(layer.value())];
+    const int64_t rows = n * Attended(layer);
+    counted.rows_attended += rows;
+    counted.whole_tokens += takes_all() ? n : 0;
+    counted.whole_rows += takes_all() ? rows : 0;
   }
 }
 

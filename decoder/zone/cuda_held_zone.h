@@ -48,9 +48,8 @@ class CudaHeldZone : public CudaZoneAttention {
            CudaZoneWork& work) const final;
   absl::Status Attend(Layer layer, const CudaQueries& queries, int64_t phase, const CudaPartial& to,
                       const cuda::Stream& stream) final;
-  void set_reading_prompt(bool reading) final { reading_prompt_ = reading; }
   bool prompt_takes_all() const final { return prompt_takes_all_; }
-  void Count(int64_t n, std::vector<LayerStatistics>& layers) const final;
+  void Count(int64_t n) final;
 
  protected:
   // Where attention reads the rows of a selection.
@@ -106,7 +105,7 @@ class CudaHeldZone : public CudaZoneAttention {
   absl::StatusOr<std::unique_ptr<CudaRowSelector>> MakeSelector(const cuda::Stream& stream) const;
   bool shares_selector() const { return shape_.largest_budget() > 0 && SelectorForks(method_); }
   bool takes_all() const { return reading_prompt_ && prompt_takes_all_; }
-  int64_t attended(Layer layer) const final;
+  int64_t Attended(Layer layer) const;  // rows of one token
   void AddToken(Layer layer, const uint16_t* q, int64_t phase, bool fetched, const CudaPartial& to,
                 CudaZoneWork& work) const;
   absl::Status AttendPrompt(Layer layer, const CudaQueries& queries, const CudaPartial& to,
@@ -129,7 +128,6 @@ class CudaHeldZone : public CudaZoneAttention {
   cuda::DeviceArena arena_;
   uint8_t* workspace_ = nullptr;  // of attention
   CudaSummaries summaries_;       // of the estimation term; empty: there is none
-  bool reading_prompt_ = false;
 };
 
 }  // namespace carrel::decoder

@@ -290,8 +290,9 @@ CudaHostZone::Places CudaHostZone::Bring(Layer layer, const CudaSelection& selec
   return {.kv = AllRows(layer), .places = memory_.slots, .places_stride = selection.rows};
 }
 
-void CudaHostZone::AddTo(std::vector<LayerStatistics>& layers) const {
-  for (size_t l = 0; l < layers.size() && l < plan_.slots.size(); ++l) {
+std::vector<LayerStatistics> CudaHostZone::statistics() const {
+  std::vector<LayerStatistics> layers = statistics_;
+  for (size_t l = 0; l < layers.size(); ++l) {
     const kernels::RowBankCounters& counted = host_counters_.data()[l];
     LayerStatistics& layer = layers[l];
     BankStatistics& bank = layer.bank;
@@ -307,6 +308,7 @@ void CudaHostZone::AddTo(std::vector<LayerStatistics>& layers) const {
     layer.bytes_read += crossed * rows().row_bytes(Layer(static_cast<int32_t>(l)));
     layer.prefetched += bank.expected / std::max<int64_t>(1, heads_.kv_heads * plan_.attended[l]);
   }
+  return layers;
 }
 
 }  // namespace carrel::decoder

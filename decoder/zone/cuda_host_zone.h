@@ -48,10 +48,10 @@ class CudaHostZone final : public CudaHeldZone {
   // What has been enqueued on `stream` so far comes before the choice of rows; these travel on a
   // stream of their own until the layer attends.
   absl::Status Predict(Layer next, const CudaQueries& queries, const cuda::Stream& stream) override;
-  // Enqueues a copy of the counters, which AddTo reads once it is done.
+  // Enqueues a copy of the counters, which statistics() reads once it is done.
   absl::Status CopyCounters(const cuda::Stream& stream) override;
 
-  void AddTo(std::vector<LayerStatistics>& layers) const override;
+  std::vector<LayerStatistics> statistics() const override;
 
  private:
   // Of all sequences over the content.

@@ -128,8 +128,7 @@ absl::Status StoreQueries::MergeAttend(const retrieval::Part& part, int64_t n,
                                               piece.lse.size(), " numbers, expected ", group * d,
                                               " and ", group));
     }
-    partial.Merge(piece.token, shape_.q_heads, piece.kv_head.value() * group, group, d,
-                  piece.out.data(), piece.lse.data());
+    partial.Merge(shape_, piece.token, piece.kv_head, piece.out.data(), piece.lse.data());
   }
   return absl::OkStatus();
 }

@@ -1,11 +1,11 @@
 #include "decoder/runner/batch_attention.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "common/status.h"
 #include "kernels/attention/merge_states/merge_states.h"
 #include "kernels/attention/window_attention/window_attention.h"
+#include "kernels/of_heads.h"
 
 namespace carrel::decoder {
 namespace {
@@ -20,7 +20,7 @@ bool AsksWith(const CpuSequence& first, const CpuSequence& one) {
 }  // namespace
 
 BatchAttention::BatchAttention(const AttentionShape& shape, ThreadPool* pool)
-    : shape_(shape), scale_(1.0f / std::sqrt(static_cast<float>(shape.head_dim))), pool_(pool) {}
+    : shape_(shape), pool_(pool) {}
 
 void BatchAttention::Begin(absl::Span<const Member> members) {
   members_.assign(members.begin(), members.end());
@@ -208,14 +208,11 @@ void BatchAttention::AttendNewRows(Group& group, const Token& one, int64_t index
   const int64_t end = rows.rows(input.layer) - input.n + one.at + 1;
   const int64_t window = one.sequence->WindowOf(input.layer);
   const int64_t begin = window > 0 ? std::max<int64_t>(0, end - window) : 0;
-  kernels::WindowAttentionParams params;
+  auto params = kernels::OfHeads<kernels::WindowAttentionParams>(shape_);
   params.q = input.q + (one.at * shape_.q_heads + q_head) * d;
-  params.group = count;
   params.rows = end - begin;
   params.k = rows.k(input.layer, head) + begin * d;
   params.v = rows.v(input.layer, head) + begin * d;
-  params.head_dim = d;
-  params.scale = scale_;
   params.out = &group.window.out[static_cast<size_t>((index * shape_.q_heads + q_head) * d)];
   params.lse = &group.window.lse[static_cast<size_t>(index * shape_.q_heads + q_head)];
   scratch.resize(static_cast<size_t>(count * params.rows));
@@ -244,15 +241,13 @@ void BatchAttention::AttendContextRows(Group& group, absl::Span<const Token> tok
   }
   out.resize(static_cast<size_t>(vectors * d));
   lse.resize(static_cast<size_t>(vectors));
-  kernels::WindowAttentionParams params;
+  auto params = kernels::OfHeads<kernels::WindowAttentionParams>(shape_);
   params.q = queries.data();
   params.group = vectors;
   params.rows = end - begin;
   params.k = rows.context_k(layer, head) + begin * d;
   params.v = rows.context_v(layer, head) + begin * d;
   params.bf16 = true;
-  params.head_dim = d;
-  params.scale = scale_;
   params.out = out.data();
   params.lse = lse.data();
   scratch.resize(static_cast<size_t>(vectors * params.rows));

@@ -15,6 +15,7 @@
 #include "kernels/attention/merge_states/merge_states_cuda.h"
 #include "kernels/attention/prefill_attention/prefill_attention_cuda.h"
 #include "kernels/most_together.h"
+#include "kernels/of_heads.h"
 #include "kernels/select/argmax/argmax_cuda.h"
 
 namespace carrel::decoder {
@@ -415,16 +416,12 @@ absl::Status CudaRunner::Attend(Layer layer, Members members) const {
 // To the window's rows and to the block's own, which lie behind them.
 absl::Status CudaRunner::AttendBlock(Layer layer, const Member& member,
                                      const cuda::Stream& stream) const {
-  kernels::PrefillAttentionCudaParams params;
+  auto params = kernels::OfHeads<kernels::PrefillAttentionCudaParams>(config_.shape);
   params.q = Queries(member).rounded;
   params.kv = member.sequence->window().kv(layer);
   params.n = member.n;
   params.first_position = member.sequence->next_row();
   params.rows = params.first_position + member.n;
-  params.q_heads = config_.shape.q_heads;
-  params.kv_heads = config_.shape.kv_heads;
-  params.head_dim = config_.shape.head_dim;
-  params.scale = 1.0f / std::sqrt(static_cast<float>(config_.shape.head_dim));
   params.out_exact = Of(memory_.window, member).out;
   params.lse = Of(memory_.window, member).lse;
   RETURN_IF_CUDA_ERROR(kernels::PrefillAttentionCuda(params, stream.get()));
@@ -506,7 +503,7 @@ absl::StatusOr<std::unique_ptr<Sequence>> OpenCudaSequence(const model::Checkpoi
   };
   ASSIGN_OR_RETURN(std::shared_ptr<CudaRunner> runner,
                    Shared<CudaRunner>::Of(RunnerKey(checkpoint), make));
-  return CudaSequence::Open(config, context, std::move(runner));
+  return CudaSequence::Open(context, std::move(runner));
 }
 
 }  // namespace carrel::decoder

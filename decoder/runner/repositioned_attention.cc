@@ -1,13 +1,13 @@
 #include "decoder/runner/repositioned_attention.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "common/dtype.h"
 #include "common/status.h"
 #include "decoder/zone/output_error.h"
 #include "kernels/attention/window_attention/window_attention.h"
+#include "kernels/of_heads.h"
 
 namespace carrel::decoder {
 namespace {
@@ -36,7 +36,6 @@ RepositionedAttention::RepositionedAttention(const OpenedContext& context,
       trained_tokens_(model.max_position_embeddings),
       zone_(context.zone),
       budgets_(Budgets(context.selections)),
-      scale_(1.0f / std::sqrt(static_cast<float>(model.shape.head_dim))),
       rope_(model::RopeInvFreq(model.rope, model.shape.head_dim), trained_tokens_),
       rows_(context.rows),
       pool_(context.pool),
@@ -89,14 +88,11 @@ void RepositionedAttention::AttendToken(const model::AttentionInput& input, KvHe
       }
       rope_.Turn(key, std::max<int64_t>(0, rank - shared), key);
     }
-    kernels::WindowAttentionParams params;
+    auto params = kernels::OfHeads<kernels::WindowAttentionParams>(shape_);
     params.q = q.data();
-    params.group = group;
     params.k = k.data();
     params.v = v.data();
     params.rows = count;
-    params.head_dim = d;
-    params.scale = scale_;
     params.out = out.data();
     params.lse = out.data() + group * d;
     kernels::WindowAttention(params, scores.data());

@@ -4,25 +4,22 @@
 
 #include "kernels/attention/merge_states/merge_states.h"
 #include "kernels/attention/sparse_attention/sparse_attention.h"
+#include "kernels/of_heads.h"
 
 namespace carrel::decoder {
 
 void AttendRows(const AttentionShape& shape, const float* q, RowAddresses k, RowAddresses v,
                 float* state) {
   thread_local std::vector<float> scores;
-  const int64_t d = shape.head_dim, group = shape.group();
-  scores.resize(static_cast<size_t>(group) * k.size());
-  kernels::SparseAttentionParams params;
+  scores.resize(static_cast<size_t>(shape.group()) * k.size());
+  auto params = kernels::OfHeads<kernels::SparseAttentionParams>(shape);
   params.q = q;
-  params.group = group;
   params.k = k.data();
   params.v = v.data();
   params.rows = static_cast<int64_t>(k.size());
-  params.head_dim = d;
-  params.scale = 1.0f / std::sqrt(static_cast<float>(d));
   params.scores = scores.data();
   params.out = state;
-  params.lse = state + group * d;
+  params.lse = state + params.group * params.head_dim;
   kernels::SparseAttention(params);
 }
 

@@ -7,6 +7,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "common/status.h"
+#include "kernels/of_heads.h"
 #include "kernels/score/dot_score/dot_score.h"
 #include "kernels/score/group_score/group_score.h"
 #include "kernels/select/topk/topk.h"
@@ -113,7 +114,7 @@ void CandidateRows::KeepIn(RowCache& cache, Layer layer, BankStatistics& statist
 int64_t CandidateRows::Attend(const float* q, absl::FunctionRef<int64_t(KvHead)> top_k_of,
                               ThreadPool* pool, Partial& partial) const {
   const int64_t d = shape_.head_dim, group = shape_.group();
-  const float scale = 1.0f / std::sqrt(static_cast<float>(d));
+  const float scale = kernels::ScaleOf(shape_);
   std::atomic<int64_t> attended{0};
   pool->ParallelFor(tokens_ * shape_.kv_heads, [&](int64_t unit) {
     thread_local std::vector<float> scores, group_scores, base;

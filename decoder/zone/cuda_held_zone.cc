@@ -1,7 +1,6 @@
 #include "decoder/zone/cuda_held_zone.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +9,7 @@
 #include "common/status.h"
 #include "decoder/zone/cuda_zone_work.h"
 #include "kernels/attention/prefill_attention/prefill_attention_cuda.h"
+#include "kernels/of_heads.h"
 
 namespace carrel::decoder {
 namespace {
@@ -27,16 +27,12 @@ std::string SharedZoneKey(const OpenedContext& context, const std::string& place
 
 }  // namespace
 
-CudaHeldZone::CudaHeldZone(const SelectorConfig& method, const OpenedContext& context,
-                           CudaZoneShape shape, const std::string& place, bool prompt_takes_all)
+CudaHeldZone::CudaHeldZone(const OpenedContext& context, CudaZoneShape shape,
+                           const std::string& place)
     : CudaZoneAttention(context),
-      method_(method),
-      context_(context),
       shape_(std::move(shape)),
-      scale_(1.0f / std::sqrt(static_cast<float>(shape_.heads.head_dim))),
       splits_(kernels::DecodeSplits(shape_.zone.rows(), shape_.heads.kv_heads)),
-      key_(SharedZoneKey(context, place, method_, shape_)),
-      prompt_takes_all_(prompt_takes_all) {}
+      key_(SharedZoneKey(context, place, method_, shape_)) {}
 
 const HostRows* CudaHeldZone::RowsForSelector() const {
   return SelectorNeedsHostRows(method_) ? context_.rows.get() : nullptr;
@@ -128,14 +124,10 @@ void CudaHeldZone::Count(int64_t n) {
 kernels::WindowAttentionCudaParams CudaHeldZone::ToAll(const uint16_t* q, const kernels::KvView& kv,
                                                        const CudaPartial& to) const {
   const AttentionShape& heads = shape_.heads;
-  kernels::WindowAttentionCudaParams params;
+  auto params = kernels::OfHeads<kernels::WindowAttentionCudaParams>(heads);
   params.q = q;
   params.kv = kv;
-  params.kv_heads = heads.kv_heads;
-  params.group = heads.group();
-  params.head_dim = heads.head_dim;
   params.rows = kv.row_stride;
-  params.scale = scale_;
   params.out = to.out;
   params.lse = to.lse;
   params.splits = std::min(splits_, kernels::DecodeSplits(params.rows, heads.kv_heads));
@@ -148,17 +140,13 @@ kernels::SparseAttentionCudaParams CudaHeldZone::ToChosen(const uint16_t* q,
                                                           const Places& places,
                                                           const CudaPartial& to) const {
   const AttentionShape& heads = shape_.heads;
-  kernels::SparseAttentionCudaParams params;
+  auto params = kernels::OfHeads<kernels::SparseAttentionCudaParams>(heads);
   params.q = q;
   params.kv = places.kv;
   params.ids = places.places == nullptr ? selection.ids : places.places;
   params.ids_stride = places.places == nullptr ? selection.stride : places.places_stride;
-  params.kv_heads = heads.kv_heads;
-  params.group = heads.group();
-  params.head_dim = heads.head_dim;
   params.rows = selection.rows;
   params.row_count = selection.row_count;
-  params.scale = scale_;
   params.out = to.out;
   params.lse = to.lse;
   params.splits = std::min(splits_, kernels::DecodeSplits(selection.rows, heads.kv_heads));
@@ -212,15 +200,11 @@ absl::Status CudaHeldZone::Attend(Layer layer, const CudaQueries& queries, int64
 
 absl::Status CudaHeldZone::AttendPrompt(Layer layer, const CudaQueries& queries,
                                         const CudaPartial& to, const cuda::Stream& stream) const {
-  kernels::PrefillAttentionCudaParams params;
+  auto params = kernels::OfHeads<kernels::PrefillAttentionCudaParams>(shape_.heads);
   params.q = queries.rounded;
   params.kv = AllRows(layer);
   params.n = queries.n;
   params.rows = params.first_position = shape_.zone.rows();
-  params.q_heads = shape_.heads.q_heads;
-  params.kv_heads = shape_.heads.kv_heads;
-  params.head_dim = shape_.heads.head_dim;
-  params.scale = scale_;
   params.out_exact = to.out;
   params.lse = to.lse;
   RETURN_IF_CUDA_ERROR(kernels::PrefillAttentionCuda(params, stream.get()));

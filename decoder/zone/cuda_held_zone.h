@@ -57,8 +57,7 @@ class CudaHeldZone : public CudaZoneAttention {
 
   // place: names it and what it makes of the rows. The zone is not empty. context.rows: where NeedsHostRows,
   // or estimate=on: then it has summaries.
-  CudaHeldZone(const SelectorConfig& method, const OpenedContext& context, CudaZoneShape shape,
-               const std::string& place, bool prompt_takes_all);
+  CudaHeldZone(const OpenedContext& context, CudaZoneShape shape, const std::string& place);
 
   // Of a place. What its rows take on the device, which is shared; takes hold of them.
   virtual int64_t RowBytes() const = 0;
@@ -78,7 +77,6 @@ class CudaHeldZone : public CudaZoneAttention {
   virtual absl::StatusOr<int64_t> BytesBeside() const { return 0; }
   virtual absl::Status Fill(const cuda::Stream&) { return absl::OkStatus(); }
 
-  const OpenedContext& context() const { return context_; }
   const SelectorConfig& method() const { return method_; }
   const CudaZoneShape& shape() const { return shape_; }
   // Of what is shared; empty: it is this sequence's own.
@@ -116,13 +114,11 @@ class CudaHeldZone : public CudaZoneAttention {
   kernels::SparseAttentionCudaParams ToChosen(const uint16_t* q, const CudaSelection& selection,
                                               const Places& places, const CudaPartial& to) const;
 
-  const SelectorConfig method_;
-  const OpenedContext context_;
+  const SelectorConfig& method_ = *SelectorOf(context_.config);
   const CudaZoneShape shape_;
-  const float scale_;
   const int64_t splits_;
   const std::string key_;
-  const bool prompt_takes_all_;
+  const bool prompt_takes_all_ = PromptTakesAll(context_.config, context_.device);
   std::shared_ptr<const Method> shared_;
   std::unique_ptr<CudaRowSelector> selector_;
   cuda::DeviceArena arena_;

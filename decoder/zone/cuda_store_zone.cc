@@ -10,14 +10,6 @@
 
 namespace carrel::decoder {
 
-CudaStoreZone::CudaStoreZone(const OpenedContext& context)
-    : CudaZoneAttention(context),
-      shape_(context.shape),
-      width_(int64_t{shape_.q_heads} * shape_.head_dim),
-      prefetches_(context.config.prefetch != Prefetch::kOff),
-      measures_(context.config.measure),
-      zone_(context) {}
-
 absl::Status CudaStoreZone::Load(int64_t block, const cuda::Stream&) {
   const int64_t floats = block * width_, heads = block * shape_.q_heads;
   ASSIGN_OR_RETURN(q_, cuda::PinnedBuffer<float>::Create(floats));

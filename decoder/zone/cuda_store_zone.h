@@ -17,7 +17,8 @@ namespace carrel::decoder {
 
 class CudaStoreZone final : public CudaZoneAttention {
  public:
-  explicit CudaStoreZone(const OpenedContext& context);
+  explicit CudaStoreZone(const OpenedContext& context)
+      : CudaZoneAttention(context), zone_(context) {}
 
   absl::Status Load(int64_t block, const cuda::Stream& stream) override;
   bool asks_host() const override { return true; }
@@ -43,9 +44,11 @@ class CudaStoreZone final : public CudaZoneAttention {
  private:
   absl::Status Copy(float* to, const float* from, int64_t count, const cuda::Stream& stream) const;
 
-  const AttentionShape shape_;
-  const int64_t width_;  // elements of all q heads of a token
-  const bool prefetches_, measures_;
+  const AttentionShape& shape_ = context_.shape;
+  const int64_t width_ =
+      int64_t{shape_.q_heads} * shape_.head_dim;  // elements of a token's q heads
+  const bool prefetches_ = context_.config.prefetch != Prefetch::kOff;
+  const bool measures_ = context_.config.measure;
   StoreZone zone_;
   Partial partial_, window_;  // of the window lse alone
   cuda::Event queries_ready_;

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -36,8 +37,8 @@ struct CudaPartial {
 
 class CudaZoneAttention {
  public:
-  explicit CudaZoneAttention(const OpenedContext& context)
-      : statistics_(StatisticsOf(context.selections)) {}
+  explicit CudaZoneAttention(OpenedContext context)
+      : context_(std::move(context)), statistics_(StatisticsOf(context_.selections)) {}
   virtual ~CudaZoneAttention() = default;
 
   // The device memory that Load takes if none of it is shared.
@@ -108,6 +109,7 @@ class CudaZoneAttention {
   virtual std::vector<LayerStatistics> statistics() const { return statistics_; }
 
  protected:
+  const OpenedContext context_;
   bool reading_prompt_ = false;
   std::vector<LayerStatistics> statistics_;
 };

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <memory>
 #include <utility>
 
@@ -13,6 +12,7 @@
 #include "decoder/zone/retrieval_meter.h"
 #include "kernels/attention/sparse_attention/sparse_attention.h"
 #include "kernels/attention/sparse_attention/sparse_spans.h"
+#include "kernels/of_heads.h"
 
 namespace carrel::decoder {
 namespace {
@@ -52,21 +52,15 @@ absl::StatusOr<std::unique_ptr<HostZone>> HostZone::Create(const HostZoneOptions
   ASSIGN_OR_RETURN(
       std::unique_ptr<RowSelector> selector,
       MakeRowSelector(options.selector, heads.shape, heads.zone, *heads.rows, heads.pool));
-  return std::unique_ptr<HostZone>(new HostZone(heads, std::move(selector)));
+  return std::unique_ptr<HostZone>(new HostZone(std::move(heads), std::move(selector)));
 }
 
-HostZone::HostZone(const OpenedContext& context, std::unique_ptr<RowSelector> selector)
-    : ZoneAttention(context),
-      config_(context.config),
-      shape_(context.shape),
-      zone_(context.zone),
-      selections_(context.selections),
-      estimate_(config_.estimate != Estimate::kOff && context.rows->has_summaries()),
-      prompt_takes_all_(PromptTakesAll(config_, context.device)),
-      scale_(1.0f / std::sqrt(static_cast<float>(shape_.head_dim))),
-      rows_(context.rows),
+HostZone::HostZone(OpenedContext context, std::unique_ptr<RowSelector> selector)
+    : ZoneAttention(std::move(context)),
+      rows_(*context_.rows),
+      estimate_(config_.estimate != Estimate::kOff && rows_.has_summaries()),
+      prompt_takes_all_(PromptTakesAll(config_, context_.device)),
       selector_(std::move(selector)),
-      pool_(context.pool),
       steps_(static_cast<size_t>(shape_.layers)),
       selected_(static_cast<size_t>(shape_.kv_heads)) {}
 
@@ -80,7 +74,8 @@ absl::Status HostZone::Finish(Layer layer, const float* q, int64_t n, Partial& p
   if (zone_.rows() == 0) return absl::OkStatus();
   const auto at = static_cast<size_t>(layer.value());
   const bool whole_prompt = reading_prompt_ && prompt_takes_all_;
-  if (!whole_prompt && !select::IsAll(selections_[at])) return AttendSelected(layer, q, n, partial);
+  if (!whole_prompt && !select::IsAll(context_.selections[at]))
+    return AttendSelected(layer, q, n, partial);
   AttendAll(layer, q, n, partial);
   LayerStatistics& statistics = statistics_of(layer);
   const int64_t rows = zone_.rows() * shape_.kv_heads * n;
@@ -101,18 +96,15 @@ absl::Status HostZone::AttendChosen(Layer layer, KvHead head, const float* q, in
   thread_local std::vector<const void*> k, v;
   thread_local std::vector<float> scores, states;
   const int64_t d = shape_.head_dim, group = shape_.group();
-  const HeadView& of_head = rows_->At(layer, head);
+  const HeadView& of_head = rows_.At(layer, head);
   k.resize(rows.size());
   v.resize(rows.size());
   scores.resize(static_cast<size_t>(group) * rows.size());
-  kernels::SparseAttentionParams params;
+  auto params = kernels::OfHeads<kernels::SparseAttentionParams>(shape_);
   params.q = q + (token * shape_.q_heads + head.value() * group) * d;
-  params.group = group;
   params.rows = static_cast<int64_t>(rows.size());
   params.k = k.data();
   params.v = v.data();
-  params.head_dim = d;
-  params.scale = scale_;
   params.scores = scores.data();
   const int64_t spans = kernels::SparseSpans(params.rows), floats = group * (d + 1);
   states.resize(static_cast<size_t>(2 * floats + kernels::SparseSpanFloats(params)));
@@ -132,17 +124,17 @@ absl::Status HostZone::AttendChosen(Layer layer, KvHead head, const float* q, in
   kernels::MergeSparseSpans(params, params.lse + group);
   partial.Merge(shape_, token, head, params.out);
   if (!estimate_ || params.rows == zone_.rows()) return absl::OkStatus();
-  RETURN_IF_ERROR(rows_->EstimateRest(layer, head,
-                                      {.queries = params.q,
-                                       .group = group,
-                                       .scale = scale_,
-                                       .zone = zone_,
-                                       .selected = rows,
-                                       .scores = params.scores,
-                                       .bound = bound,
-                                       .pool = pool_,
-                                       .out = rest,
-                                       .lse = rest + group * d}));
+  RETURN_IF_ERROR(rows_.EstimateRest(layer, head,
+                                     {.queries = params.q,
+                                      .group = group,
+                                      .scale = params.scale,
+                                      .zone = zone_,
+                                      .selected = rows,
+                                      .scores = params.scores,
+                                      .bound = bound,
+                                      .pool = pool_,
+                                      .out = rest,
+                                      .lse = rest + group * d}));
   partial.Merge(shape_, token, head, rest);
   return absl::OkStatus();
 }
@@ -158,7 +150,7 @@ void HostZone::AttendAll(Layer layer, const float* q, int64_t n, Partial& partia
   // Of a token and head; state: out [group, head_dim], lse [group].
   const auto attend = [&](int64_t unit, const RowRange& span, float* state) {
     thread_local std::vector<const void*> k, v;
-    const HeadView& of_head = rows_->At(layer, head_of(unit));
+    const HeadView& of_head = rows_.At(layer, head_of(unit));
     k.clear();
     v.clear();
     for (Position row = span.begin; row < span.end; ++row) {
@@ -198,7 +190,8 @@ absl::Status HostZone::AttendSelected(Layer layer, const float* q, int64_t n, Pa
   const int64_t block = reading_prompt_ ? selector_->block_tokens() : 1;
   int64_t& step = steps_[static_cast<size_t>(layer.value())];
   if (reading_prompt_) step = 0;
-  const auto& top_k = std::get<select::TopK>(selections_[static_cast<size_t>(layer.value())]);
+  const auto& top_k =
+      std::get<select::TopK>(context_.selections[static_cast<size_t>(layer.value())]);
   std::vector<int64_t> attended(selected_.size());
   std::vector<absl::Status> statuses(selected_.size());
   pool_->ParallelFor(shape_.kv_heads, [&](int64_t h) {

@@ -39,7 +39,7 @@ class HostZone final : public ZoneAttention {
   void Cancel() override;
 
  private:
-  HostZone(const OpenedContext& context, std::unique_ptr<RowSelector> selector);
+  HostZone(OpenedContext context, std::unique_ptr<RowSelector> selector);
 
   void AttendAll(Layer layer, const float* q, int64_t n, Partial& partial) const;
   absl::Status AttendSelected(Layer layer, const float* q, int64_t n, Partial& partial);
@@ -48,15 +48,9 @@ class HostZone final : public ZoneAttention {
                             const std::vector<Position>& rows, const float* bound,
                             Partial& partial) const;
 
-  const RetrievalConfig config_;
-  const AttentionShape shape_;
-  const RowRange zone_;
-  const std::vector<select::Selection> selections_;
+  const HostRows& rows_;
   const bool estimate_, prompt_takes_all_;
-  const float scale_;
-  const std::shared_ptr<const HostRows> rows_;
   const std::unique_ptr<RowSelector> selector_;
-  ThreadPool* const pool_;
   std::vector<int64_t> steps_;          // [layers]: tokens generated so far
   std::vector<SelectedRows> selected_;  // [kv_heads], of the layer attended to last
 };

@@ -25,8 +25,8 @@ struct CudaMaker {
   Made operator()(const HostZoneOptions& options) const {
     return CudaHostZone::Create(options, context);
   }
-  Made operator()(const DeviceZoneOptions& options) const {
-    return std::make_unique<CudaDeviceZone>(options, context);
+  Made operator()(const DeviceZoneOptions&) const {
+    return std::make_unique<CudaDeviceZone>(context);
   }
 };
 

@@ -27,9 +27,7 @@ void AddMass(const std::vector<float>& zone_lse, const std::vector<float>& rows_
 
 class RetrievalMeter {
  public:
-  // measures: whether to the statistics; otherwise only hits that a threshold is calibrated by.
-  RetrievalMeter(const StoreQueries* queries, bool measures)
-      : queries_(*queries), measures_(measures) {}
+  explicit RetrievalMeter(const StoreQueries* queries) : queries_(*queries) {}
 
   // What was asked ahead for the layer's block of tokens.
   struct Ahead {
@@ -61,7 +59,8 @@ class RetrievalMeter {
                                            LayerStatistics& statistics) const;
 
   const StoreQueries& queries_;
-  const bool measures_;
+  // Whether to the statistics; otherwise only hits that a threshold is calibrated by.
+  const bool measures_ = queries_.context().config.measure;
 };
 
 }  // namespace carrel::decoder

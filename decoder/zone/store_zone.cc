@@ -7,24 +7,20 @@
 #include "common/status.h"
 #include "decoder/zone/make_zone.h"
 #include "kernels/attention/sparse_attention/sparse_attention.h"
+#include "kernels/of_heads.h"
 
 namespace carrel::decoder {
-StoreZone::StoreZone(const OpenedContext& context)
-    : ZoneAttention(context),
-      config_(context.config),
-      shape_(context.shape),
-      zone_(context.zone),
-      max_fetch_rows_(context.max_fetch_rows),
-      queries_(context),
-      client_(context.client),
-      pool_(context.pool),
-      meter_(&queries_, config_.measure),
+StoreZone::StoreZone(OpenedContext context)
+    : ZoneAttention(std::move(context)),
+      queries_(&context_),
+      client_(context_.client),
+      meter_(&queries_),
       row_cache_(shape_, CacheSlots()),
       pending_(shape_.layers),
       thresholds_(shape_.layers) {}
 
 std::vector<int64_t> StoreZone::CacheSlots() const {
-  const auto slots = RowCache::Slots(config_, shape_, queries_.selections(), zone_.rows());
+  const auto slots = RowCache::Slots(config_, shape_, context_.selections, zone_.rows());
   CARREL_CHECK(slots.ok());  // Decoder::Open asked
   return *slots;
 }
@@ -41,7 +37,7 @@ absl::Status StoreZone::Prefetch(Layer layer, const float* predicted_q, int64_t 
     // All rows are the same whatever the query; partial attention needs the true one, so there is
     // nothing to ask ahead.
     if (config_.want != Want::kRows) return absl::OkStatus();
-    pending.stream.emplace(client_, shape_, layer, zone_, max_fetch_rows_);
+    pending.stream.emplace(client_, shape_, layer, zone_, context_.max_fetch_rows);
     return pending.stream->Start();
   }
   retrieval::Query query = queries_.MakeAhead(layer, predicted_q, n);
@@ -81,7 +77,7 @@ absl::Status StoreZone::Start(Layer layer, const float* q, int64_t n) {
       statistics.prefetched += n;
       return absl::OkStatus();
     }
-    pending.stream.emplace(client_, shape_, layer, zone_, max_fetch_rows_);
+    pending.stream.emplace(client_, shape_, layer, zone_, context_.max_fetch_rows);
     return pending.stream->Start();
   }
   ASSIGN_OR_RETURN(pending.query, client_->Send(queries_.Make(layer, q, n)));
@@ -217,11 +213,9 @@ absl::Status StoreZone::MergeValues(const retrieval::Part& part, int64_t n,
                                               " q heads for ", rows, " V rows"));
     }
     scores = piece.scores;
-    kernels::SparseAttentionParams params;
-    params.group = group;
+    auto params = kernels::OfHeads<kernels::SparseAttentionParams>(shape_);
     params.v = piece.v.data();
     params.rows = rows;
-    params.head_dim = d;
     params.scores = scores.data();
     params.out = out.data();
     params.lse = out.data() + group * d;

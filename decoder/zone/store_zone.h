@@ -20,7 +20,6 @@
 #include <optional>
 #include <vector>
 
-#include "common/thread_pool.h"
 #include "decoder/client/row_stream.h"
 #include "decoder/config.h"
 #include "decoder/statistics.h"
@@ -38,7 +37,7 @@ namespace carrel::decoder {
 
 class StoreZone final : public ZoneAttention {
  public:
-  explicit StoreZone(const OpenedContext& context);
+  explicit StoreZone(OpenedContext context);
 
   absl::Status Prefetch(Layer layer, const float* predicted_q, int64_t n) override;
   absl::Status Start(Layer layer, const float* q, int64_t n) override;
@@ -80,13 +79,8 @@ class StoreZone final : public ZoneAttention {
   absl::Status MergeValues(const retrieval::Part& part, int64_t n, std::vector<int64_t>& rows_seen,
                            Partial& partial);
 
-  const RetrievalConfig config_;
-  const AttentionShape shape_;
-  const RowRange zone_;
-  const int64_t max_fetch_rows_;
   const StoreQueries queries_;
   retrieval::Session* const client_;
-  ThreadPool* const pool_;
   const RetrievalMeter meter_;
   RowCache row_cache_;
   std::vector<Pending> pending_;       // [layers]

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -19,8 +20,8 @@ namespace carrel::decoder {
 
 class ZoneAttention {
  public:
-  explicit ZoneAttention(const OpenedContext& context)
-      : statistics_(StatisticsOf(context.selections)) {}
+  explicit ZoneAttention(OpenedContext context)
+      : context_(std::move(context)), statistics_(StatisticsOf(context_.selections)) {}
   virtual ~ZoneAttention() = default;
 
   // predicted_q [n, q_heads, head_dim] for `layer`, while the layer before computes.
@@ -52,6 +53,11 @@ class ZoneAttention {
   }
 
  protected:
+  const OpenedContext context_;
+  const RetrievalConfig& config_ = context_.config;
+  const AttentionShape& shape_ = context_.shape;
+  const RowRange zone_ = context_.zone;
+  ThreadPool* const pool_ = context_.pool;
   bool reading_prompt_ = false;
 
  private:

@@ -3,7 +3,6 @@
 #include <numeric>
 
 #include "common/test_util.h"
-#include "kernels/of_heads.h"
 
 namespace carrel::decoder {
 namespace {

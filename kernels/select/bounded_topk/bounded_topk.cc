@@ -12,7 +12,6 @@
 #define HWY_TARGET_INCLUDE "kernels/select/bounded_topk/bounded_topk.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "kernels/of_heads.h"
 #include "kernels/simd_math-inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -1,23 +1,24 @@
 #include "decoder/runner/batch.h"
 
+#include <algorithm>
+
 namespace carrel::decoder {
 
 std::vector<std::vector<size_t>> PartsOf(absl::Span<const Slice> batch,
                                          absl::Span<const size_t> order, int64_t most) {
+  const auto tokens = [&](size_t i) { return static_cast<int64_t>(batch[i].tokens.size()); };
+  std::vector<size_t> shortest_first(order.begin(), order.end());
+  std::stable_sort(shortest_first.begin(), shortest_first.end(),
+                   [&](size_t a, size_t b) { return tokens(a) < tokens(b); });
   std::vector<std::vector<size_t>> parts;
-  size_t open = 0;  // the part that the next slice may join, if there is one
-  int64_t tokens = most;
-  for (const size_t i : order) {
-    const auto n = static_cast<int64_t>(batch[i].tokens.size());
-    if (n > most || tokens + n > most) {
-      parts.push_back({i});
-      if (n > most) continue;
-      open = parts.size() - 1;
-      tokens = n;
-    } else {
-      parts[open].push_back(i);
-      tokens += n;
+  int64_t room = 0;  // of the last part
+  for (const size_t i : shortest_first) {
+    if (parts.empty() || tokens(i) > room) {
+      parts.emplace_back();
+      room = most;
     }
+    parts.back().push_back(i);
+    room -= tokens(i);
   }
   return parts;
 }

@@ -31,8 +31,9 @@ struct SliceResult {
   absl::StatusOr<TokenId> next = TokenId{-1};
 };
 
-// A step in parts: of the slices of `order`, in it, as many together as have at most so many tokens; what
-// has more is a part of its own.
+// A step in parts: as many of the slices of `order` together as have at most so many tokens; what has more is
+// a part of its own. Those of few tokens come first, those of as many in order: answers stay together whatever
+// prompts there are, and the same answers are the same part in the next step.
 std::vector<std::vector<size_t>> PartsOf(absl::Span<const Slice> batch,
                                          absl::Span<const size_t> order, int64_t most);
 

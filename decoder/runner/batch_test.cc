@@ -22,14 +22,19 @@ std::vector<std::vector<size_t>> Parts(const std::vector<int64_t>& lengths, int6
 
 TEST(PartsOfTest, APart_HasAsManyTokensAsKeepTheirBits) {
   EXPECT_THAT(Parts({1, 1, 1}, 32), ElementsAre(ElementsAre(0, 1, 2)));
-  EXPECT_THAT(Parts({20, 12, 1}, 32), ElementsAre(ElementsAre(0, 1), ElementsAre(2)));
+  EXPECT_THAT(Parts({20, 12, 1}, 32), ElementsAre(ElementsAre(2, 1), ElementsAre(0)));
   EXPECT_THAT(Parts({1, 1}, 1), ElementsAre(ElementsAre(0), ElementsAre(1)));
   EXPECT_THAT(Parts({}, 32), testing::IsEmpty());
 }
 
 TEST(PartsOfTest, ALongerBlock_IsAPartOfItsOwn_AndPartsNoOthers) {
   EXPECT_THAT(Parts({1, 100, 1}, 32), ElementsAre(ElementsAre(0, 2), ElementsAre(1)));
-  EXPECT_THAT(Parts({100, 1}, 32), ElementsAre(ElementsAre(0), ElementsAre(1)));
+  EXPECT_THAT(Parts({100, 1}, 32), ElementsAre(ElementsAre(1), ElementsAre(0)));
+}
+
+TEST(PartsOfTest, Answers_StayTogetherWhereverThePromptStands) {
+  EXPECT_THAT(Parts({1, 1, 31, 1, 1}, 32), ElementsAre(ElementsAre(0, 1, 3, 4), ElementsAre(2)));
+  EXPECT_THAT(Parts({28, 1, 1, 1, 1}, 32), ElementsAre(ElementsAre(1, 2, 3, 4, 0)));
 }
 
 }  // namespace

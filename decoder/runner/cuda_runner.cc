@@ -13,9 +13,7 @@
 #include "decoder/shared.h"
 #include "decoder/zone/cuda_zone_work.h"
 #include "kernels/attention/merge_states/merge_states_cuda.h"
-#include "kernels/attention/prefill_attention/prefill_attention_cuda.h"
 #include "kernels/most_together.h"
-#include "kernels/of_heads.h"
 #include "kernels/select/argmax/argmax_cuda.h"
 
 namespace carrel::decoder {
@@ -54,6 +52,10 @@ CudaRunner::Memory::Memory(const model::ModelConfig& config, cuda::DeviceArena& 
   q_exact = arena.Take<float>(floats);
   logits = arena.Take<float>(kMembers * config.vocab_size);
   no_lse = arena.Take<float>(heads);
+  room =
+      arena.Take<float>(std::max(kMembers * room_floats(config),
+                                 kernels::MostPrefillAttentionRoom(
+                                     kBlockTokens, config.shape.q_heads, config.shape.head_dim)));
   for (CudaPartial* of : {&window, &zone}) {
     of->out = arena.Take<float>(floats);
     of->lse = arena.Take<float>(heads);
@@ -105,7 +107,8 @@ absl::Status CudaRunner::Hold(ThreadPool* pool) {
 
 CudaQueries CudaRunner::Queries(const Member& member) const {
   const int64_t at = member.first * width();
-  return {memory_.q_exact + at, memory_.q + at, member.n};
+  return {memory_.q_exact + at, memory_.q + at, member.n,
+          memory_.room + member.first * room_floats(config_)};
 }
 
 CudaPartial CudaRunner::Of(const CudaPartial& partial, const Member& member) const {
@@ -390,7 +393,10 @@ absl::Status CudaRunner::Attend(Layer layer, Members members) const {
       windows[share].push_back(one.sequence->ToWindow(
           layer, queries.rounded, memory_.table->window_rows + i, Of(memory_.window, one)));
     } else {
-      RETURN_IF_ERROR(AttendBlock(layer, one, StreamOf(share)));
+      // The block's own rows lie behind the window's.
+      const int64_t row = one.sequence->next_row();
+      RETURN_IF_ERROR(AttendBlock(config_.shape, queries, one.sequence->window().kv(layer), row,
+                                  row + one.n, Of(memory_.window, one), StreamOf(share)));
     }
     CudaZoneAttention& zone = one.sequence->zone();
     const CudaPartial to = Of(memory_.zone, one);
@@ -410,21 +416,6 @@ absl::Status CudaRunner::Attend(Layer layer, Members members) const {
     const float* const lse = Of(memory_.window, one).lse;
     RETURN_IF_ERROR(one.sequence->zone().TakeWindow(layer, lse, one.n, main()));
   }
-  return absl::OkStatus();
-}
-
-// To the window's rows and to the block's own, which lie behind them.
-absl::Status CudaRunner::AttendBlock(Layer layer, const Member& member,
-                                     const cuda::Stream& stream) const {
-  auto params = kernels::OfHeads<kernels::PrefillAttentionCudaParams>(config_.shape);
-  params.q = Queries(member).rounded;
-  params.kv = member.sequence->window().kv(layer);
-  params.n = member.n;
-  params.first_position = member.sequence->next_row();
-  params.rows = params.first_position + member.n;
-  params.out_exact = Of(memory_.window, member).out;
-  params.lse = Of(memory_.window, member).lse;
-  RETURN_IF_CUDA_ERROR(kernels::PrefillAttentionCuda(params, stream.get()));
   return absl::OkStatus();
 }
 

@@ -25,6 +25,7 @@
 #include "common/cuda/stream.h"
 #include "decoder/runner/cuda_sequence.h"
 #include "decoder/runner/runner.h"
+#include "kernels/attention/prefill_attention/prefill_attention_cuda.h"
 #include "kernels/layer/rope/rope_cuda.h"
 #include "model/checkpoint.h"
 #include "model/cuda_backend.h"
@@ -74,11 +75,15 @@ class CudaRunner final : public Runner {
     Memory(const model::ModelConfig& config, cuda::DeviceArena& arena);
     Table* table;
     int32_t* best;
-    float *hidden, *last, *q_exact, *logits, *no_lse;
+    float *hidden, *last, *q_exact, *logits, *no_lse, *room;
     CudaPartial window, zone;
     uint16_t *q, *attended;
   };
 
+  // Of a token's attention in parts, for those that pass beside others.
+  static int64_t room_floats(const model::ModelConfig& config) {
+    return kernels::kMaxPrefillParts * config.shape.q_heads * (config.shape.head_dim + 1);
+  }
   int64_t width() const { return int64_t{config_.shape.q_heads} * config_.shape.head_dim; }
   const cuda::Stream& main() const { return backend_->stream(); }
   const cuda::Stream& StreamOf(size_t share) const {
@@ -105,7 +110,6 @@ class CudaRunner final : public Runner {
   absl::Status Project(Layer layer, Members members) const;
   absl::Status Predict(Layer next, const Member& member, size_t i) const;
   absl::Status Attend(Layer layer, Members members) const;
-  absl::Status AttendBlock(Layer layer, const Member& member, const cuda::Stream& stream) const;
   // Shares of the sequences are attended to side by side.
   absl::Status Fork(size_t shares) const;
   absl::Status Join(size_t shares) const;

@@ -8,7 +8,6 @@
 #include "common/cuda/status.h"
 #include "common/status.h"
 #include "decoder/zone/cuda_zone_work.h"
-#include "kernels/attention/prefill_attention/prefill_attention_cuda.h"
 #include "kernels/of_heads.h"
 
 namespace carrel::decoder {
@@ -187,7 +186,10 @@ void CudaHeldZone::AddToken(Layer layer, const uint16_t* q, int64_t phase, bool 
 // Token by token: what one chose lies where the next one's will.
 absl::Status CudaHeldZone::Attend(Layer layer, const CudaQueries& queries, int64_t phase,
                                   const CudaPartial& to, const cuda::Stream& stream) {
-  if (takes_all()) return AttendPrompt(layer, queries, to, stream);
+  const int64_t rows = shape_.zone.rows();
+  if (takes_all()) {
+    return AttendBlock(shape_.heads, queries, AllRows(layer), rows, rows, to, stream);
+  }
   const int64_t heads = shape_.heads.q_heads, width = heads * shape_.heads.head_dim;
   for (int64_t i = 0; i < queries.n; ++i) {
     CudaZoneWork work;
@@ -195,19 +197,6 @@ absl::Status CudaHeldZone::Attend(Layer layer, const CudaQueries& queries, int64
              {to.out + i * width, to.lse + i * heads}, work);
     RETURN_IF_ERROR(work.Launch(stream));
   }
-  return absl::OkStatus();
-}
-
-absl::Status CudaHeldZone::AttendPrompt(Layer layer, const CudaQueries& queries,
-                                        const CudaPartial& to, const cuda::Stream& stream) const {
-  auto params = kernels::OfHeads<kernels::PrefillAttentionCudaParams>(shape_.heads);
-  params.q = queries.rounded;
-  params.kv = AllRows(layer);
-  params.n = queries.n;
-  params.rows = params.first_position = shape_.zone.rows();
-  params.out_exact = to.out;
-  params.lse = to.lse;
-  RETURN_IF_CUDA_ERROR(kernels::PrefillAttentionCuda(params, stream.get()));
   return absl::OkStatus();
 }
 

@@ -106,8 +106,6 @@ class CudaHeldZone : public CudaZoneAttention {
   int64_t Attended(Layer layer) const;  // rows of one token
   void AddToken(Layer layer, const uint16_t* q, int64_t phase, bool fetched, const CudaPartial& to,
                 CudaZoneWork& work) const;
-  absl::Status AttendPrompt(Layer layer, const CudaQueries& queries, const CudaPartial& to,
-                            const cuda::Stream& stream) const;
   // Attention to all rows that there is room for in kv; to what was selected.
   kernels::WindowAttentionCudaParams ToAll(const uint16_t* q, const kernels::KvView& kv,
                                            const CudaPartial& to) const;

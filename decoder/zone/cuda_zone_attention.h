@@ -28,6 +28,7 @@ struct CudaQueries {
   const float* exact = nullptr;
   const uint16_t* rounded = nullptr;
   int64_t n = 0;
+  float* room = nullptr;  // for parts of attention to many rows (kernels::PrefillAttentionRoom)
 };
 
 struct CudaPartial {

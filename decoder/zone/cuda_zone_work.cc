@@ -2,6 +2,8 @@
 
 #include "common/cuda/status.h"
 #include "common/status.h"
+#include "kernels/attention/prefill_attention/prefill_attention_cuda.h"
+#include "kernels/of_heads.h"
 
 namespace carrel::decoder {
 
@@ -15,6 +17,22 @@ absl::Status CudaZoneWork::Launch(const cuda::Stream& stream) const {
   for (const kernels::SummaryAttentionCudaParams& one : to_rest) {
     RETURN_IF_CUDA_ERROR(kernels::AttendSummariesCuda(one, stream.get()));
   }
+  return absl::OkStatus();
+}
+
+absl::Status AttendBlock(const AttentionShape& heads, const CudaQueries& queries,
+                         const kernels::KvView& kv, int64_t first, int64_t rows,
+                         const CudaPartial& to, const cuda::Stream& stream) {
+  auto params = kernels::OfHeads<kernels::PrefillAttentionCudaParams>(heads);
+  params.q = queries.rounded;
+  params.kv = kv;
+  params.n = queries.n;
+  params.first_position = first;
+  params.rows = rows;
+  params.out_exact = to.out;
+  params.lse = to.lse;
+  params.room = queries.room;
+  RETURN_IF_CUDA_ERROR(kernels::PrefillAttentionCuda(params, stream.get()));
   return absl::OkStatus();
 }
 

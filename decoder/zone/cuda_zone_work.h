@@ -10,7 +10,9 @@
 
 #include "absl/status/status.h"
 #include "common/cuda/stream.h"
+#include "common/ids.h"
 #include "decoder/select/cuda_choices.h"
+#include "decoder/zone/cuda_zone_attention.h"
 #include "kernels/attention/sparse_attention/sparse_attention_cuda.h"
 #include "kernels/attention/summary_attention/summary_attention_cuda.h"
 #include "kernels/attention/window_attention/window_attention_cuda.h"
@@ -32,5 +34,10 @@ struct CudaZoneWork {
 
   absl::Status Launch(const cuda::Stream& stream) const;
 };
+
+// Of a block of tokens, the first at `first`, to `rows` rows that lie together; first >= rows: to all of them.
+absl::Status AttendBlock(const AttentionShape& heads, const CudaQueries& queries,
+                         const kernels::KvView& kv, int64_t first, int64_t rows,
+                         const CudaPartial& to, const cuda::Stream& stream);
 
 }  // namespace carrel::decoder

@@ -10,6 +10,7 @@ struct Shape {
   int64_t n, first, rows;
   int32_t q_heads, kv_heads, head_dim;
   float sigma = 1.0f;  // of the queries
+  bool room = false;
 };
 
 class PrefillAttentionGpuTest : public GpuKernelTest, public testing::WithParamInterface<Variant> {
@@ -20,7 +21,7 @@ class PrefillAttentionGpuTest : public GpuKernelTest, public testing::WithParamI
   void ExpectMatches(const Shape& s, int64_t tokens, float key_offset = 0) {
     SCOPED_TRACE(testing::Message() << "n " << s.n << " first " << s.first << " rows " << s.rows
                                     << " heads " << s.q_heads << "/" << s.kv_heads << " head_dim "
-                                    << s.head_dim << " sigma " << s.sigma);
+                                    << s.head_dim << " sigma " << s.sigma << " room " << s.room);
     const int64_t stride = (s.rows + 3) * s.head_dim, width = int64_t{s.q_heads} * s.head_dim;
     const std::vector<uint16_t> q = RandomBf16(rng_, s.n * width, s.sigma);
     std::vector<uint16_t> k = RandomBf16(rng_, s.kv_heads * stride);
@@ -47,6 +48,9 @@ class PrefillAttentionGpuTest : public GpuKernelTest, public testing::WithParamI
     on_device.out = out.data();
     on_device.out_exact = exact.data();
     on_device.lse = lse.data();
+    const DeviceOutput<float> room(
+        std::max(int64_t{1}, PrefillAttentionRoom(s.n, s.rows, s.q_heads, s.head_dim)));
+    if (s.room) on_device.room = room.data();
     ASSERT_EQ(cudaSuccess, PrefillAttentionCuda(on_device, nullptr, GetParam()));
     const std::vector<float> got = exact.Get(), got_lse = lse.Get();
     EXPECT_EQ(out.Get(), Round(got));
@@ -101,6 +105,31 @@ TEST_P(PrefillAttentionGpuTest, ManyKeys_MatchReference) {
   for (int32_t head_dim : {64, 128}) {
     if (Runs(head_dim)) ExpectMatches({200, 9000, 9200, 8, 2, head_dim}, 12);
   }
+}
+
+TEST_P(PrefillAttentionGpuTest, KeysInParts_MatchReference) {
+  for (int trial = 0; trial < 30; ++trial) {
+    const int32_t head_dim = trial % 2 == 0 ? 64 : 128;
+    const int32_t kv_heads = static_cast<int32_t>(1 + Below(3));
+    const int32_t q_heads = kv_heads * static_cast<int32_t>(1 + Below(7));
+    const int64_t n = 1 + Below(trial % 3 == 0 ? 250 : 40), first = Below(9000);
+    const bool causal = trial % 4 != 0;
+    ExpectMatches({n, first, causal ? first + n : first, q_heads, kv_heads, head_dim, 1.0f, true},
+                  12);
+  }
+  // Parts that begin behind what the first tokens see.
+  ExpectMatches({250, 10, 260 + 300, 2, 1, 64, 1.0f, true}, 1000);
+  ExpectMatches({40, 0, 4000, 2, 1, 64, 1.0f, true}, 1000);
+}
+
+TEST(PrefillAttentionPartsTest, FewTokensOverManyRows_AreCut_AndOthersAreNot) {
+  EXPECT_EQ(PrefillAttentionParts(25, 26000, 14), 19);
+  EXPECT_EQ(PrefillAttentionParts(25, 600, 14), 2);
+  EXPECT_EQ(PrefillAttentionParts(25, 200, 14), 1);
+  EXPECT_EQ(PrefillAttentionParts(256, 1 << 20, 2), kMaxPrefillParts);
+  EXPECT_EQ(PrefillAttentionParts(4096, 1 << 20, 32), 1);
+  EXPECT_EQ(PrefillAttentionRoom(4096, 1 << 20, 32, 128), 0);
+  EXPECT_EQ(PrefillAttentionRoom(25, 26000, 14, 64), 19 * 25 * 14 * 65);
 }
 
 TEST_P(PrefillAttentionGpuTest, NoMask_EveryTokenSeesEveryRow) {

@@ -1,5 +1,5 @@
 // The portable variant: mma.sync.m16n8k16 with cp.async, for every GPU from Ampere on and every
-// head_dim that is a multiple of 16.
+// head_dim that is a multiple of 16. Keys may be cut into parts, a block each, which a second kernel joins.
 #include "kernels/attention/prefill_attention/prefill_attention_variants.cuh"
 #include "kernels/flash_tile-inl.cuh"
 
@@ -43,7 +43,8 @@ __device__ __forceinline__ void LoadTile(__nv_bfloat16* tile, const __nv_bfloat1
 }
 
 template <int D>
-__global__ void __launch_bounds__(kThreads) MmaKernel(PrefillAttentionCudaParams p) {
+__global__ void __launch_bounds__(kThreads)
+    MmaKernel(PrefillAttentionCudaParams p, int64_t part_keys) {
   constexpr int kRow = kFlashRow<D>;
   extern __shared__ __align__(16) unsigned char shared[];
   __nv_bfloat16* const q_tile = reinterpret_cast<__nv_bfloat16*>(shared);
@@ -58,33 +59,33 @@ __global__ void __launch_bounds__(kThreads) MmaKernel(PrefillAttentionCudaParams
   const auto* const v = reinterpret_cast<const __nv_bfloat16*>(p.kv.v) + kv_base;
   const int64_t q_stride = int64_t{p.q_heads} * D;
 
-  const int64_t last_query = min(first_query + kQueries, p.n) - 1;
-  const int64_t keys = min(p.rows, p.first_position + last_query + 1);
-  const int steps = static_cast<int>((keys + kKeys - 1) / kKeys);
+  const int64_t end_query = p.first_position + min(first_query + kQueries, p.n);
+  // A part may lie past what these queries see: its result is the empty set.
+  const int64_t begin = int64_t{blockIdx.z} * part_keys;
+  const int64_t keys = max(begin, min(min(p.rows, end_query), begin + part_keys));
+  const int steps = static_cast<int>((keys - begin + kKeys - 1) / kKeys);
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   // This thread's two rows of the tile, and how many keys each of them sees.
   const int row = warp * 16 + lane / 4;
   int64_t sees[2];
-  for (int r = 0; r < 2; ++r) {
-    sees[r] = min(p.rows, p.first_position + first_query + row + 8 * r + 1);
-  }
-  const int64_t warp_sees_all = min(p.rows, p.first_position + first_query + warp * 16 + 1);
+  for (int r = 0; r < 2; ++r) sees[r] = min(keys, p.first_position + first_query + row + 8 * r + 1);
+  const int64_t warp_sees_all = min(keys, p.first_position + first_query + warp * 16 + 1);
 
   FlashTile<D> tile;
   const float scale = p.scale * FlashTile<D>::kLog2E;
 
   LoadTile<D>(q_tile, q, q_stride, first_query, p.n);
   if (steps > 0) {
-    LoadTile<D>(k_tiles, k, D, 0, keys);
-    LoadTile<D>(v_tiles, v, D, 0, keys);
+    LoadTile<D>(k_tiles, k, D, begin, keys);
+    LoadTile<D>(v_tiles, v, D, begin, keys);
   }
   CommitCopies();
 
   for (int step = 0; step < steps; ++step) {
     const int stage = step % 2;
     if (step + 1 < steps) {
-      const int64_t next = int64_t{step + 1} * kKeys;
+      const int64_t next = begin + int64_t{step + 1} * kKeys;
       LoadTile<D>(k_tiles + (1 - stage) * kTileElements<D>, k, D, next, keys);
       LoadTile<D>(v_tiles + (1 - stage) * kTileElements<D>, v, D, next, keys);
     }
@@ -94,7 +95,7 @@ __global__ void __launch_bounds__(kThreads) MmaKernel(PrefillAttentionCudaParams
     const __nv_bfloat16* const k_tile = k_tiles + stage * kTileElements<D>;
     const __nv_bfloat16* const v_tile = v_tiles + stage * kTileElements<D>;
 
-    const int64_t key = int64_t{step} * kKeys;
+    const int64_t key = begin + int64_t{step} * kKeys;
     tile.Step(q_tile + warp * 16 * kRow, k_tile, v_tile, key, sees, key + kKeys > warp_sees_all,
               scale);
     __syncthreads();  // the next step loads over this stage
@@ -105,9 +106,29 @@ __global__ void __launch_bounds__(kThreads) MmaKernel(PrefillAttentionCudaParams
   for (int r = 0; r < 2; ++r) {
     const int64_t query = first_query + row + 8 * r;
     if (query >= p.n) continue;
-    tile.Store(r, query * q_stride + q_head * D, p.out, p.out_exact);
-    if (p.lse != nullptr && lane % 4 == 0) p.lse[query * p.q_heads + q_head] = tile.Lse(r);
+    const int64_t place = int64_t{blockIdx.z} * p.n * p.q_heads + query * p.q_heads + q_head;
+    tile.Store(r, place * D, p.out, p.out_exact);
+    if (p.lse != nullptr && lane % 4 == 0) p.lse[place] = tile.Lse(r);
   }
+}
+
+// A block per token and head, a thread per element. In order of parts.
+template <int D>
+__global__ void JoinPartsKernel(PrefillAttentionCudaParams p, const float* part_out,
+                                const float* part_lse, int parts) {
+  const int64_t heads = p.n * p.q_heads, h = blockIdx.x, i = h * D + threadIdx.x;
+  float top = -INFINITY;
+  for (int part = 0; part < parts; ++part) top = fmaxf(top, part_lse[part * heads + h]);
+  float sum = 0, out = 0;
+  for (int part = 0; part < parts && top != -INFINITY; ++part) {
+    const float weight = expf(part_lse[part * heads + h] - top);
+    sum += weight;
+    out += weight * part_out[part * heads * D + i];
+  }
+  out = sum > 0 ? out / sum : 0.0f;
+  if (p.out != nullptr) p.out[i] = __bfloat16_as_ushort(__float2bfloat16(out));
+  if (p.out_exact != nullptr) p.out_exact[i] = out;
+  if (p.lse != nullptr && threadIdx.x == 0) p.lse[h] = sum > 0 ? top + logf(sum) : -INFINITY;
 }
 
 template <int D>
@@ -115,9 +136,24 @@ cudaError_t Launch(const PrefillAttentionCudaParams& params, cudaStream_t stream
   const cudaError_t error = cudaFuncSetAttribute(
       MmaKernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<D>);
   if (error != cudaSuccess) return error;
-  const dim3 grid(static_cast<unsigned>(params.q_heads),
-                  static_cast<unsigned>((params.n + kQueries - 1) / kQueries));
-  MmaKernel<D><<<grid, kThreads, kSharedBytes<D>, stream>>>(params);
+  dim3 grid(static_cast<unsigned>(params.q_heads),
+            static_cast<unsigned>((params.n + kQueries - 1) / kQueries));
+  const int64_t parts =
+      params.room == nullptr ? 1 : PrefillAttentionParts(params.n, params.rows, params.q_heads);
+  if (parts == 1) {
+    MmaKernel<D><<<grid, kThreads, kSharedBytes<D>, stream>>>(params, params.rows);
+    return cudaGetLastError();
+  }
+  const int64_t part_keys = (params.rows + parts * kKeys - 1) / (parts * kKeys) * kKeys;
+  grid.z = static_cast<unsigned>(parts);
+  const int64_t heads = params.n * params.q_heads;
+  PrefillAttentionCudaParams part = params;
+  part.out = nullptr;
+  part.out_exact = params.room;
+  part.lse = params.room + parts * heads * D;
+  MmaKernel<D><<<grid, kThreads, kSharedBytes<D>, stream>>>(part, part_keys);
+  JoinPartsKernel<D><<<static_cast<unsigned>(heads), D, 0, stream>>>(params, params.room, part.lse,
+                                                                     static_cast<int>(parts));
   return cudaGetLastError();
 }
 

@@ -2,6 +2,12 @@
 
 namespace carrel::decoder {
 
+std::vector<LayerStatistics> StatisticsOf(absl::Span<const select::Selection> selections) {
+  std::vector<LayerStatistics> layers(selections.size());
+  for (size_t l = 0; l < layers.size(); ++l) layers[l].selection = selections[l];
+  return layers;
+}
+
 double RowsPerToken(const LayerStatistics& layer) {
   const bool others = layer.tokens > layer.whole_tokens;
   const int64_t tokens = layer.tokens - (others ? layer.whole_tokens : 0);

@@ -61,6 +61,9 @@ struct LayerStatistics {
                        // alone, the same queries seen
 };
 
+// [layers], of which nothing has passed.
+std::vector<LayerStatistics> StatisticsOf(absl::Span<const select::Selection> selections);
+
 // Zone rows that the layer's tokens attend to, over KV heads; of prompts that took all only where no other token
 // passed. 0: none passed.
 double RowsPerToken(const LayerStatistics& layer);

@@ -12,6 +12,7 @@
 #include "common/bf16.h"
 #include "common/status.h"
 #include "kernels/attention/sparse_attention/sparse_spans.h"
+#include "kernels/of_heads.h"
 #include "kvstore/engine/attend_all.h"
 #include "kvstore/index/int8_scan.h"
 
@@ -44,7 +45,6 @@ class MadeUpLayer {
   MadeUpLayer(const AttentionShape& shape, int64_t tokens, ThreadPool* pool)
       : shape_(shape),
         zone_{0, tokens},
-        scale_(1.0f / std::sqrt(static_cast<float>(shape.head_dim))),
         pool_(pool),
         memory_(Int8Memory::Make(shape.kv_heads, tokens, shape.head_dim)) {
     std::mt19937_64 rng(1);
@@ -78,7 +78,7 @@ class MadeUpLayer {
       params.queries = q + i / count * group * d;
       params.tokens = 1;
       params.group = group;
-      params.scale = scale_;
+      params.scale = kernels::ScaleOf(shape_);
       params.cancelled = &cancelled;
       params.out = &states[static_cast<size_t>(i * width)];
       params.lse = params.out + group * d;
@@ -96,7 +96,7 @@ class MadeUpLayer {
       const int64_t d = shape_.head_dim, group = shape_.group();
       RETURN_IF_ERROR(rows.scan->Search({.queries = q + head * group * d,
                                          .group = group,
-                                         .scale = scale_,
+                                         .scale = kernels::ScaleOf(shape_),
                                          .zone = zone_,
                                          .top_k = budget,
                                          .by_id = true,
@@ -104,12 +104,9 @@ class MadeUpLayer {
                                         scratch, best));
       v.clear();
       for (const Position id : best.ids) v.push_back(rows.values.Address(id));
-      kernels::SparseAttentionParams params;
-      params.group = group;
+      auto params = kernels::OfHeads<kernels::SparseAttentionParams>(shape_);
       params.v = v.data();
       params.rows = static_cast<int64_t>(v.size());
-      params.head_dim = d;
-      params.scale = scale_;
       params.scores = best.scores.data();
       states.resize(static_cast<size_t>(group * (d + 1) + kernels::SparseSpanFloats(params)));
       params.out = states.data();
@@ -133,7 +130,6 @@ class MadeUpLayer {
 
   const AttentionShape shape_;
   const RowRange zone_;
-  const float scale_;
   ThreadPool* const pool_;
   const std::shared_ptr<Int8Memory> memory_;
   std::deque<std::vector<uint16_t>> k_, v_;

@@ -3,7 +3,6 @@
 // memory at once, on a stream of their own. So the layer's rows are complete, and are indexed and
 // written, while its attention and its MLP go on, which take most of the time.
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "common/cuda/arena.h"
@@ -13,6 +12,7 @@
 #include "kernels/attention/prefill_attention/prefill_attention_cuda.h"
 #include "kernels/encode/query_drift/query_drift_cuda.h"
 #include "kernels/layer/gather_rows/gather_rows_cuda.h"
+#include "kernels/of_heads.h"
 #include "model/cuda_backend.h"
 #include "model/device.h"
 #include "prefill/cuda_sparse_attention.h"
@@ -377,16 +377,12 @@ class CudaForward final : public LayerForward {
   }
 
   absl::Status AttendDensely(int64_t at, int64_t n) {
-    kernels::PrefillAttentionCudaParams attention;
+    auto attention = kernels::OfHeads<kernels::PrefillAttentionCudaParams>(config_.shape);
     attention.q = memory_.q + at * sizes_.q_width;
     attention.kv = memory_.kv;
     attention.n = n;
     attention.first_position = at;
     attention.rows = at + n;
-    attention.q_heads = config_.shape.q_heads;
-    attention.kv_heads = config_.shape.kv_heads;
-    attention.head_dim = config_.shape.head_dim;
-    attention.scale = 1.0f / std::sqrt(static_cast<float>(config_.shape.head_dim));
     attention.out = memory_.attended;
     RETURN_IF_CUDA_ERROR(kernels::PrefillAttentionCuda(attention, backend_->stream().get()));
     return absl::OkStatus();

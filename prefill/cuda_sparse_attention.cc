@@ -1,7 +1,6 @@
 #include "prefill/cuda_sparse_attention.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "common/cuda/range.h"
@@ -9,6 +8,7 @@
 #include "common/status.h"
 #include "kernels/attention/block_sparse_attention/block_sparse_attention.h"
 #include "kernels/layer/rope/rope_table.h"
+#include "kernels/of_heads.h"
 #include "kernels/select/block_prune/block_prune.h"
 #include "prefill/sparse_stages.h"
 
@@ -110,12 +110,9 @@ absl::Status CudaSparseAttention::Choose(Layer layer, const kernels::Bf16* q,
   const bool moved = positions_ > 0;
   const bool chunk_indexed = moved && layer.value() < model::kChunkIndexedLayers;
   const bool relative = moved && !chunk_indexed;
-  kernels::BlockQueriesParams gather;
+  auto gather = kernels::OfHeads<kernels::BlockQueriesParams>(shape_);
   gather.layout = layout;
   gather.q = q;
-  gather.kv_heads = shape_.kv_heads;
-  gather.group = shape_.group();
-  gather.head_dim = shape_.head_dim;
   gather.stride_q = config_.stride_q;
   if (relative) gather.table = Table();
   gather.right = right_;
@@ -124,13 +121,11 @@ absl::Status CudaSparseAttention::Choose(Layer layer, const kernels::Bf16* q,
 
   int at = 0;
   RETURN_IF_CUDA_ERROR(kernels::StartBlockPrune(layout, shape_.kv_heads, lists_[at], stream.get()));
-  kernels::BlockPruneParams prune;
+  auto prune = kernels::OfHeads<kernels::BlockPruneParams>(shape_);
   prune.layout = layout;
   prune.right = right_;
   prune.left = gather.left;
   prune.queries = kernels::BlockQueries(config_.block_q, config_.stride_q, shape_.group());
-  prune.kv_heads = shape_.kv_heads;
-  prune.head_dim = shape_.head_dim;
   prune.kv = kv;
   if (chunk_indexed) prune.table = Table();
   prune.max_rows = layout.zone_rows(layout.blocks() - 1);
@@ -152,7 +147,7 @@ absl::Status CudaSparseAttention::Attend(Layer layer, const kernels::Bf16* q,
                                          const kernels::KvView& kv, Position first, int64_t n,
                                          kernels::Bf16* out, const cuda::Stream& stream) {
   const cuda::Range range("prefill sparse attention");
-  kernels::BlockSparseAttentionParams attend;
+  auto attend = kernels::OfHeads<kernels::BlockSparseAttentionParams>(shape_);
   attend.layout.first_position = first;
   attend.layout.n = n;
   attend.layout.block_q = config_.block_q;
@@ -161,11 +156,7 @@ absl::Status CudaSparseAttention::Attend(Layer layer, const kernels::Bf16* q,
   RETURN_IF_ERROR(Choose(layer, q, kv, attend.layout, stream, &attend.chosen));
   attend.q = q;
   attend.kv = kv;
-  attend.kv_heads = shape_.kv_heads;
-  attend.group = shape_.group();
-  attend.head_dim = shape_.head_dim;
   if (positions_ > 0) attend.table = Table();
-  attend.scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
   attend.out = out;
   RETURN_IF_CUDA_ERROR(kernels::BlockSparseAttention(attend, stream.get()));
   return absl::OkStatus();

@@ -4,6 +4,7 @@
 
 #include "kernels/attention/prefill_attention/prefill_attention.h"
 #include "kernels/attention/window_attention/window_attention.h"
+#include "kernels/of_heads.h"
 
 namespace carrel::prefill {
 
@@ -37,7 +38,7 @@ void DenseAttention::AttendBlock(const model::AttentionInput& input, float* atte
     const int64_t q_head = unit % shape_.q_heads;
     const int64_t begin = unit / shape_.q_heads * kernels::kPrefillQueryTile;
     const int64_t stride = int64_t{shape_.q_heads} * d;
-    kernels::PrefillAttentionParams params;
+    auto params = kernels::OfHeads<kernels::PrefillAttentionParams>(shape_);
     params.q = input.q + begin * stride + q_head * d;
     params.q_stride = stride;
     params.n = std::min(kernels::kPrefillQueryTile, input.n - begin);
@@ -45,8 +46,6 @@ void DenseAttention::AttendBlock(const model::AttentionInput& input, float* atte
     params.k = k(q_head / shape_.group());
     params.v = v(q_head / shape_.group());
     if (pack) params.packed = packed_[q_head / shape_.group()].data();
-    params.head_dim = d;
-    params.scale = scale_;
     params.out = attended + begin * stride + q_head * d;
     params.out_stride = stride;
     kernels::PrefillAttention(params, scratch.data());
@@ -69,14 +68,11 @@ void DenseAttention::AttendWindow(const model::AttentionInput& input, int64_t wi
       const int64_t last = input.first_position + i + 1;
       const int64_t first = std::max<int64_t>(0, last - window);
       const int64_t at = (i * shape_.q_heads + head * group) * d;
-      kernels::WindowAttentionParams params;
+      auto params = kernels::OfHeads<kernels::WindowAttentionParams>(shape_);
       params.q = input.q + at;
-      params.group = group;
       params.k = k(head) + first * d;
       params.v = v(head) + first * d;
       params.rows = last - first;
-      params.head_dim = d;
-      params.scale = scale_;
       params.out = attended + at;
       params.lse = lse.data();
       kernels::WindowAttention(params, scratch.data());

@@ -14,7 +14,6 @@ LayerAttention::LayerAttention(const AttentionShape& shape, int64_t tokens,
                                std::vector<Position> sample_positions, std::vector<float> undo_rope,
                                ThreadPool* pool, int64_t probe)
     : shape_(shape),
-      scale_(1.0f / std::sqrt(static_cast<float>(shape.head_dim))),
       pool_(pool),
       tokens_(tokens),
       probe_(probe),

@@ -46,7 +46,6 @@ class LayerAttention : public model::Attention {
   int64_t all_tokens() const { return tokens_ + probe_; }
 
   const AttentionShape shape_;
-  const float scale_;
   ThreadPool* const pool_;
 
  private:

@@ -13,6 +13,7 @@
 #include "kernels/attention/merge_states/merge_states.h"
 #include "kernels/attention/window_attention/window_attention.h"
 #include "kernels/layer/rope/rope.h"
+#include "kernels/of_heads.h"
 #include "kvstore/index/rows/rows.h"
 #include "kvstore/storage/store.h"
 #include "model/cpu_backend.h"
@@ -285,14 +286,11 @@ class Rechecker {
   void AttendRows(int64_t i, int64_t head, const float* k, const float* v, int64_t rows, float* out,
                   float* lse, std::vector<float>& scratch) const {
     const int64_t d = shape_.head_dim, group = shape_.group();
-    kernels::WindowAttentionParams params;
+    auto params = kernels::OfHeads<kernels::WindowAttentionParams>(shape_);
     params.q = &q_[(i * shape_.q_heads + head * group) * d];
-    params.group = group;
     params.k = k;
     params.v = v;
     params.rows = rows;
-    params.head_dim = d;
-    params.scale = 1.0f / std::sqrt(static_cast<float>(d));
     params.out = out;
     params.lse = lse;
     kernels::WindowAttention(params, scratch.data());

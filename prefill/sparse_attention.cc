@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/attention/prefill_attention/prefill_attention.h"
+#include "kernels/of_heads.h"
 #include "kernels/score/max_score/max_score.h"
 #include "kernels/select/chunk_prune/chunk_prune.h"
 #include "prefill/sparse_stages.h"
@@ -179,7 +180,7 @@ void SparseAttention::AttendUnit(const model::AttentionInput& input, const Block
   queries.resize(static_cast<size_t>(block.n * d));
   for (int64_t h = 0; h < group; ++h) {
     const int64_t at = block.offset * stride + (block.kv_head * group + h) * d;
-    kernels::PrefillAttentionParams params;
+    auto params = kernels::OfHeads<kernels::PrefillAttentionParams>(shape_);
     params.q = input.q + at;
     params.q_stride = stride;
     if (moved_) {
@@ -193,8 +194,6 @@ void SparseAttention::AttendUnit(const model::AttentionInput& input, const Block
     params.first_position = rows - block.n;
     params.k = keys.data();
     params.v = values.data();
-    params.head_dim = d;
-    params.scale = scale_;
     params.out = attended + at;
     params.out_stride = stride;
     kernels::PrefillAttention(params, scratch.data());

@@ -14,6 +14,7 @@
 #include "decoder/window/cuda_window.h"
 #include "kernels/attention/sparse_attention/sparse_attention_cuda.h"
 #include "kernels/attention/window_attention/window_attention_cuda.h"
+#include "kernels/of_heads.h"
 #include "model/cuda_backend.h"
 #include "model/cuda_weights.h"
 
@@ -97,13 +98,9 @@ class MadeUpLayer {
 
   template <class Params>
   Params Common() const {
-    Params params;
+    auto params = kernels::OfHeads<Params>(shape_.heads);
     params.q = q_.data();
     params.kv = rows_.kv(Layer(0));
-    params.kv_heads = shape_.heads.kv_heads;
-    params.group = shape_.heads.group();
-    params.head_dim = shape_.heads.head_dim;
-    params.scale = 1.0f / std::sqrt(static_cast<float>(shape_.heads.head_dim));
     params.out = out_.data();
     params.lse = lse_.data();
     params.workspace = workspace_.data();

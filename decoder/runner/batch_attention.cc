@@ -1,11 +1,11 @@
 #include "decoder/runner/batch_attention.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "common/status.h"
 #include "kernels/attention/merge_states/merge_states.h"
 #include "kernels/attention/window_attention/window_attention.h"
+#include "kernels/of_heads.h"
 
 namespace carrel::decoder {
 namespace {
@@ -20,7 +20,7 @@ bool AsksWith(const CpuSequence& first, const CpuSequence& one) {
 }  // namespace
 
 BatchAttention::BatchAttention(const AttentionShape& shape, ThreadPool* pool)
-    : shape_(shape), scale_(1.0f / std::sqrt(static_cast<float>(shape.head_dim))), pool_(pool) {}
+    : shape_(shape), pool_(pool) {}
 
 void BatchAttention::Begin(absl::Span<const Member> members) {
   members_.assign(members.begin(), members.end());
@@ -87,7 +87,7 @@ void BatchAttention::Start(Group& group) {
   CpuSequence& first = FirstOf(group);
   group.answered = absl::OkStatus();
   if (first.repositioned() != nullptr || first.WindowOf(input.layer) > 0) return;
-  if (group.count > 1) group.before = first.statistics_of(input.layer);
+  if (group.count > 1) group.before = first.zone().statistics_of(input.layer);
   group.answered = first.zone().Start(input.layer, input.q, group.tokens);
 }
 
@@ -112,7 +112,7 @@ absl::Status BatchAttention::AttendGroup(Group& group) {
     sequence->window().Append(layer, of.k, of.v, of.n);
     for (int64_t at = 0; at < of.n; ++at) tokens.push_back({sequence, &of, at});
   }
-  group.window.Reset(group.tokens, shape_.q_heads, shape_.head_dim);
+  group.window.Reset(group.tokens, shape_);
   // In a layer with a window each has rows of its own.
   const int64_t together = window > 0 ? 1 : kTokensOfUnit;
   const int64_t units = (group.tokens + together - 1) / together * shape_.kv_heads;
@@ -135,8 +135,7 @@ absl::Status BatchAttention::AttendGroup(Group& group) {
   if (group.count > 1) {
     ShareCounted(group);
   } else {  // what is measured has no batch_key
-    RETURN_IF_ERROR(first.zone().Measure(layer, input.q, input.n, group.zone, group.window.lse));
-    RETURN_IF_ERROR(first.zone().MeasureOutput(layer, input.q, input.n, group.zone, group.window));
+    RETURN_IF_ERROR(first.zone().Measure(layer, input.q, input.n, group.zone, group.window));
   }
   Merge(group, 0, group.count, 0);
   return absl::OkStatus();
@@ -147,7 +146,7 @@ void BatchAttention::ShareCounted(const Group& group) const {
   std::vector<CountShare> shares;
   for (size_t i = 0; i < group.count; ++i) {
     CpuSequence* const sequence = members_[group.first + i].sequence;
-    shares.push_back({&sequence->statistics_of(layer), group.inputs[i].n});
+    shares.push_back({&sequence->zone().statistics_of(layer), group.inputs[i].n});
   }
   ShareCounts(group.before, shares);
 }
@@ -171,7 +170,7 @@ void BatchAttention::Merge(Group& group, size_t first, size_t count, int64_t at)
 void BatchAttention::AskApart(Group& group) {
   const Layer layer = group.inputs[0].layer;
   FirstOf(group).zone().Cancel();
-  FirstOf(group).statistics_of(layer) = group.before;
+  FirstOf(group).zone().statistics_of(layer) = group.before;
   int64_t at = 0;
   for (size_t i = 0; i < group.count; ++i) {
     const model::AttentionInput& input = group.inputs[i];
@@ -209,14 +208,11 @@ void BatchAttention::AttendNewRows(Group& group, const Token& one, int64_t index
   const int64_t end = rows.rows(input.layer) - input.n + one.at + 1;
   const int64_t window = one.sequence->WindowOf(input.layer);
   const int64_t begin = window > 0 ? std::max<int64_t>(0, end - window) : 0;
-  kernels::WindowAttentionParams params;
+  auto params = kernels::OfHeads<kernels::WindowAttentionParams>(shape_);
   params.q = input.q + (one.at * shape_.q_heads + q_head) * d;
-  params.group = count;
   params.rows = end - begin;
   params.k = rows.k(input.layer, head) + begin * d;
   params.v = rows.v(input.layer, head) + begin * d;
-  params.head_dim = d;
-  params.scale = scale_;
   params.out = &group.window.out[static_cast<size_t>((index * shape_.q_heads + q_head) * d)];
   params.lse = &group.window.lse[static_cast<size_t>(index * shape_.q_heads + q_head)];
   scratch.resize(static_cast<size_t>(count * params.rows));
@@ -245,22 +241,19 @@ void BatchAttention::AttendContextRows(Group& group, absl::Span<const Token> tok
   }
   out.resize(static_cast<size_t>(vectors * d));
   lse.resize(static_cast<size_t>(vectors));
-  kernels::WindowAttentionParams params;
+  auto params = kernels::OfHeads<kernels::WindowAttentionParams>(shape_);
   params.q = queries.data();
   params.group = vectors;
   params.rows = end - begin;
   params.k = rows.context_k(layer, head) + begin * d;
   params.v = rows.context_v(layer, head) + begin * d;
   params.bf16 = true;
-  params.head_dim = d;
-  params.scale = scale_;
   params.out = out.data();
   params.lse = lse.data();
   scratch.resize(static_cast<size_t>(vectors * params.rows));
   kernels::WindowAttention(params, scratch.data());
   for (int64_t i = 0; i < static_cast<int64_t>(tokens.size()); ++i) {
-    group.window.Merge(first + i, shape_.q_heads, head.value() * count, count, d,
-                       out.data() + i * count * d, lse.data() + i * count);
+    group.window.Merge(shape_, first + i, head, out.data() + i * count * d, lse.data() + i * count);
   }
 }
 

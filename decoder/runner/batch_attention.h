@@ -80,7 +80,6 @@ class BatchAttention final : public model::SequencesAttention {
   void AskApart(Group& group);
 
   const AttentionShape shape_;
-  const float scale_;
   ThreadPool* const pool_;
   std::vector<Member> members_;
   std::vector<Group> groups_;  // more than there are, of steps before

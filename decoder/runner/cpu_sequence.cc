@@ -24,15 +24,8 @@ CpuSequence::CpuSequence(const model::ModelConfig& model, const OpenedContext& c
                          std::shared_ptr<Runner> runner)
     : Sequence(context.tokens),
       runner_(std::move(runner)),
-      shape_(model.shape),
-      client_(context.client),
-      prefetches_(context.config.prefetch != Prefetch::kOff),
+      context_(context),
       windows_(model.Windows()),
-      max_block_(context.max_block),
-      zone_rows_(context.zone),
-      context_tokens_(context.tokens),
-      window_(shape_),
-      layer_statistics_(shape_.layers),
       drift_(shape_, InvFreq(model, context.config.rope), context.drift) {}
 
 absl::StatusOr<std::unique_ptr<CpuSequence>> CpuSequence::Open(const model::ModelConfig& model,
@@ -48,23 +41,24 @@ absl::StatusOr<std::unique_ptr<CpuSequence>> CpuSequence::Open(const model::Mode
     ASSIGN_OR_RETURN(sequence->repositioned_, RepositionedAttention::Create(context, model));
     return sequence;
   }
-  ASSIGN_OR_RETURN(sequence->zone_, MakeZone(context, &sequence->layer_statistics_));
-  RETURN_IF_ERROR(Annotate(sequence->LoadContextRows(context), "reading sink and local rows"));
+  ASSIGN_OR_RETURN(sequence->zone_, MakeZone(context));
+  RETURN_IF_ERROR(Annotate(sequence->LoadContextRows(), "reading sink and local rows"));
   sequence->Start(0);
   return sequence;
 }
 
-absl::Status CpuSequence::LoadContextRows(const OpenedContext& context) {
-  const RowRange ranges[] = {{0, context.zone.begin}, {context.zone.end, context.tokens}};
+absl::Status CpuSequence::LoadContextRows() {
+  const RowRange ranges[] = {{0, context_.zone.begin}, {context_.zone.end, context_.tokens}};
   RowRange newest;  // of a layer with a window: what its first new token may see
   const auto ranges_of = [&](Layer layer) -> absl::Span<const RowRange> {
     const int64_t window = WindowOf(layer);
     if (window == 0) return ranges;
-    newest = {std::max<Position>(0, context.tokens - (window - 1) - kMostGivenUp), context.tokens};
+    newest = {std::max<Position>(0, context_.tokens - (window - 1) - kMostGivenUp),
+              context_.tokens};
     return {&newest, 1};
   };
   return ReadContextRows(
-      client_, shape_, ranges_of, context.max_fetch_rows, [&](const ContextRows& block) {
+      context_.client, shape_, ranges_of, context_.max_fetch_rows, [&](const ContextRows& block) {
         window_.AddContextRows(block.layer, block.head, block.k, block.v, block.rows);
         return absl::OkStatus();
       });
@@ -80,7 +74,8 @@ void CpuSequence::Begin(const Slice& slice) {
 }
 
 bool CpuSequence::predicts(Layer layer) const {
-  return prefetches_ && layer.value() < shape_.layers && WindowOf(layer) == 0;
+  return context_.config.prefetch != Prefetch::kOff && layer.value() < shape_.layers &&
+         WindowOf(layer) == 0;
 }
 
 absl::Status CpuSequence::Predict(Layer layer, int64_t n, float* predicted_q) {
@@ -128,23 +123,23 @@ absl::Status CpuSequence::set_trace(QueryTrace* trace) {
 void CpuSequence::AttendedHere(const QueryTrace& trace, Layer layer,
                                std::vector<AttendedRow>& rows) const {
   if (WindowOf(layer) > 0) return;  // such a layer looks at the newest rows alone
-  const int64_t local = std::max<int64_t>(0, context_tokens_ - zone_rows_.end - given_up());
+  const int64_t local = std::max<int64_t>(0, context_.tokens - context_.zone.end - given_up());
   const int64_t d = shape_.head_dim;
   std::vector<float> keys(static_cast<size_t>(local * d));
   for (KvHead head(0); head.value() < shape_.kv_heads; head = head.next()) {
-    WidenToFloat(DType::kBf16, window_.context_k(layer, head) + zone_rows_.begin * d, local * d,
+    WidenToFloat(DType::kBf16, window_.context_k(layer, head) + context_.zone.begin * d, local * d,
                  keys.data());
-    decoder::AttendedHere(trace, layer, head, shape_, zone_rows_.end, local, keys.data(), rows);
+    decoder::AttendedHere(trace, layer, head, shape_, context_.zone.end, local, keys.data(), rows);
   }
 }
 
 Statistics CpuSequence::statistics() const {
   if (repositioned_ != nullptr) return repositioned_->statistics();
   Statistics statistics;
-  statistics.layers = layer_statistics_;
-  if (client_ != nullptr) {
-    statistics.bytes_sent = client_->bytes_sent();
-    statistics.bytes_received = client_->bytes_received();
+  statistics.layers = zone_->statistics();
+  if (context_.client != nullptr) {
+    statistics.bytes_sent = context_.client->bytes_sent();
+    statistics.bytes_received = context_.client->bytes_received();
   }
   statistics.window_bytes = window_.bytes();
   return statistics;

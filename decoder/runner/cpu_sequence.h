@@ -50,33 +50,27 @@ class CpuSequence final : public Sequence {
   // Sequences with one key, unless it is empty, may ask for the zone in one question of as many tokens as
   // most_asked(): each gets the bits that it gets alone.
   const std::string& batch_key() const { return batch_key_; }
-  int64_t most_asked() const { return max_block_; }
+  int64_t most_asked() const { return context_.max_block; }
   RepositionedAttention* repositioned() { return repositioned_.get(); }  // null: window and zone
   Window& window() { return window_; }
   const Window& window() const { return window_; }
   ZoneAttention& zone() { return *zone_; }
-  LayerStatistics& statistics_of(Layer layer) { return layer_statistics_[layer.value()]; }
   QueryTrace* trace() const { return trace_; }
 
  private:
   CpuSequence(const model::ModelConfig& model, const OpenedContext& context,
               std::shared_ptr<Runner> runner);
-  absl::Status LoadContextRows(const OpenedContext& context);
+  absl::Status LoadContextRows();
   void Start(int64_t give_up) override;
   bool Keep(int64_t tokens) override;
   std::vector<float> CopyRows(int64_t tokens) const override;
   bool RestoreRows(const std::vector<float>& rows, int64_t tokens) override;
 
   const std::shared_ptr<Runner> runner_;
-  const AttentionShape shape_;
-  retrieval::Session* const client_;
-  const bool prefetches_;
+  const OpenedContext context_;
+  const AttentionShape& shape_ = context_.shape;
   const std::vector<int64_t> windows_;
-  const int64_t max_block_;   // tokens of one question
-  const RowRange zone_rows_;  // between the rows that are held
-  const Position context_tokens_;
-  Window window_;
-  std::vector<LayerStatistics> layer_statistics_;
+  Window window_{shape_};
   std::unique_ptr<ZoneAttention> zone_;
   std::unique_ptr<RepositionedAttention> repositioned_;
   QueryDrift drift_;

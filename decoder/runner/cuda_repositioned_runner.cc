@@ -1,7 +1,6 @@
 #include "decoder/runner/cuda_repositioned_runner.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -14,6 +13,7 @@
 #include "decoder/zone/opened_context.h"
 #include "kernels/attention/block_sparse_attention/block_sparse_attention.h"
 #include "kernels/layer/rope/rope_table.h"
+#include "kernels/of_heads.h"
 #include "kernels/select/argmax/argmax_cuda.h"
 #include "kernels/select/block_prune/block_prune.h"
 #include "model/cuda_backend.h"
@@ -272,12 +272,9 @@ absl::Status CudaRepositioned::Prepare(const model::Checkpoint& checkpoint,
 absl::Status CudaRepositioned::GatherQueries(Layer layer, const kernels::BlockLayout& layout,
                                              const uint16_t* q) {
   const bool relative = layer.value() >= model::kChunkIndexedLayers;
-  kernels::BlockQueriesParams params;
+  auto params = kernels::OfHeads<kernels::BlockQueriesParams>(shape_);
   params.layout = layout;
   params.q = q;
-  params.kv_heads = shape_.kv_heads;
-  params.group = shape_.group();
-  params.head_dim = shape_.head_dim;
   params.stride_q = 1;
   if (relative) params.table = {memory_.angles, config_.max_position_embeddings};
   params.right = memory_.right;
@@ -295,13 +292,11 @@ absl::Status CudaRepositioned::Choose(Layer layer, const kernels::BlockLayout& l
   if (stages.empty()) return absl::OkStatus();
   RETURN_IF_ERROR(GatherQueries(layer, layout, q));
   const bool relative = layer.value() >= model::kChunkIndexedLayers;
-  kernels::BlockPruneParams prune;
+  auto prune = kernels::OfHeads<kernels::BlockPruneParams>(shape_);
   prune.layout = layout;
   prune.right = memory_.right;
   prune.left = relative ? memory_.left : nullptr;
   prune.queries = shape_.group();
-  prune.kv_heads = shape_.kv_heads;
-  prune.head_dim = shape_.head_dim;
   prune.kv = kv(layer);
   if (!relative) prune.table = {memory_.angles, config_.max_position_embeddings};
   prune.max_rows = zone_.rows();
@@ -324,7 +319,7 @@ absl::Status CudaRepositioned::Choose(Layer layer, const kernels::BlockLayout& l
 }
 
 absl::Status CudaRepositioned::Attend(Layer layer, int64_t first, int64_t n) {
-  kernels::BlockSparseAttentionParams attend;
+  auto attend = kernels::OfHeads<kernels::BlockSparseAttentionParams>(shape_);
   attend.layout.first_position = end() + first;
   attend.layout.n = n;
   attend.layout.block_q = 1;
@@ -333,11 +328,7 @@ absl::Status CudaRepositioned::Attend(Layer layer, int64_t first, int64_t n) {
   attend.q = memory_.q + first * width_;
   RETURN_IF_ERROR(Choose(layer, attend.layout, attend.q, &attend.chosen));
   attend.kv = kv(layer);
-  attend.kv_heads = shape_.kv_heads;
-  attend.group = shape_.group();
-  attend.head_dim = shape_.head_dim;
   attend.table = {memory_.angles, config_.max_position_embeddings};
-  attend.scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
   attend.out = memory_.attended + first * width_;
   RETURN_IF_CUDA_ERROR(kernels::BlockSparseAttention(attend, backend_->stream().get()));
   return absl::OkStatus();

@@ -494,7 +494,7 @@ absl::StatusOr<std::unique_ptr<Sequence>> OpenCudaSequence(const model::Checkpoi
   };
   ASSIGN_OR_RETURN(std::shared_ptr<CudaRunner> runner,
                    Shared<CudaRunner>::Of(RunnerKey(checkpoint), make));
-  return CudaSequence::Open(config, context, std::move(runner));
+  return CudaSequence::Open(context, std::move(runner));
 }
 
 }  // namespace carrel::decoder

@@ -1,7 +1,6 @@
 #include "decoder/runner/cuda_sequence.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,33 +8,26 @@
 #include "common/status.h"
 #include "decoder/runner/cuda_runner.h"
 #include "decoder/zone/make_zone.h"
+#include "kernels/of_heads.h"
 
 namespace carrel::decoder {
 
-CudaSequence::CudaSequence(const model::ModelConfig& model, const OpenedContext& context,
-                           std::shared_ptr<CudaRunner> runner)
+CudaSequence::CudaSequence(const OpenedContext& context, std::shared_ptr<CudaRunner> runner)
     : Sequence(context.tokens),
       runner_(std::move(runner)),
-      shape_(model.shape),
-      scale_(1.0f / std::sqrt(static_cast<float>(shape_.head_dim))),
-      client_(context.client),
-      zone_rows_(context.zone),
-      context_tokens_(context.tokens),
-      new_tokens_(context.device.new_tokens),
+      context_(context),
       block_(std::min(CudaRunner::kBlockTokens, new_tokens_)),
       splits_(kernels::DecodeSplits(context_rows() + new_tokens_, shape_.kv_heads)),
-      most_given_up_(MostGivenUp(context.config, context.device, context.tokens)),
-      statistics_(shape_.layers) {}
+      most_given_up_(MostGivenUp(context.config, context.device, context.tokens)) {}
 
 CudaSequence::~CudaSequence() = default;
 
 Runner& CudaSequence::runner() { return *runner_; }
 
 absl::StatusOr<std::unique_ptr<CudaSequence>> CudaSequence::Open(
-    const model::ModelConfig& model, const OpenedContext& context,
-    std::shared_ptr<CudaRunner> runner) {
-  std::unique_ptr<CudaSequence> sequence(new CudaSequence(model, context, std::move(runner)));
-  RETURN_IF_ERROR(sequence->Prepare(context));
+    const OpenedContext& context, std::shared_ptr<CudaRunner> runner) {
+  std::unique_ptr<CudaSequence> sequence(new CudaSequence(context, std::move(runner)));
+  RETURN_IF_ERROR(sequence->Prepare());
   return sequence;
 }
 
@@ -52,8 +44,8 @@ void CudaSequence::Lay(cuda::DeviceArena& arena) {
                 arena.Take<uint16_t>(2 * tokens * width())};
 }
 
-absl::Status CudaSequence::Prepare(const OpenedContext& context) {
-  ASSIGN_OR_RETURN(zone_, MakeCudaZone(context, &statistics_));
+absl::Status CudaSequence::Prepare() {
+  ASSIGN_OR_RETURN(zone_, MakeCudaZone(context_));
   ASSIGN_OR_RETURN(const int64_t zone_bytes, zone_->Bytes());
   ASSIGN_OR_RETURN(const int64_t shareable, zone_->ShareableBytes());
   const int64_t rows = context_rows() + new_tokens_;
@@ -63,29 +55,29 @@ absl::Status CudaSequence::Prepare(const OpenedContext& context) {
   const int64_t held = zone_->shareable_held() ? shareable : 0;
   RETURN_IF_ERROR(
       model::CheckGpuMemory(model::GpuReservation::all() + runner_->MissingBytes() + own - held,
-                            context.device.gpu_memory));
+                            context_.device.gpu_memory));
   reserved_ = model::GpuReservation(own - shareable);
-  RETURN_IF_ERROR(runner_->Hold(context.pool));
+  RETURN_IF_ERROR(runner_->Hold(context_.pool));
   ASSIGN_OR_RETURN(window_, CudaWindow::Create(shape_, rows));
   ASSIGN_OR_RETURN(arena_, cuda::DeviceArena::Of([&](cuda::DeviceArena& arena) { Lay(arena); }));
   // One of its own: others take steps meanwhile.
   ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::Create());
-  if (client_ != nullptr) {
-    RETURN_IF_ERROR(Annotate(LoadContextRows(context), "reading rows of the context"));
+  if (context_.client != nullptr) {
+    RETURN_IF_ERROR(Annotate(LoadContextRows(), "reading rows of the context"));
     RETURN_IF_ERROR(zone_->Load(block_, stream));
   }
-  if (predicted_tokens() > 0) RETURN_IF_ERROR(LoadDrift(context.drift));
+  if (predicted_tokens() > 0) RETURN_IF_ERROR(LoadDrift());
   RETURN_IF_ERROR(runner_->Capture(*this));
   // The token that was run to capture it counts for nothing.
   return zone_->Reset(stream);
 }
 
-absl::Status CudaSequence::LoadContextRows(const OpenedContext& context) {
-  const RowRange ranges[] = {{0, zone_rows_.begin}, {zone_rows_.end, context_tokens_}};
+absl::Status CudaSequence::LoadContextRows() {
+  const RowRange ranges[] = {{0, context_.zone.begin}, {context_.zone.end, context_.tokens}};
   return ReadContextRows(
-      client_, shape_, ranges, context.max_fetch_rows, [&](const ContextRows& block) {
+      context_.client, shape_, ranges, context_.max_fetch_rows, [&](const ContextRows& block) {
         const int64_t at =
-            block.first < zone_rows_.begin ? block.first : block.first - zone_rows_.rows();
+            block.first < context_.zone.begin ? block.first : block.first - context_.zone.rows();
         KeepLastRows(block, at);
         return window_.CopyRows(block.layer, block.head, at, block.rows, block.k, block.v);
       });
@@ -112,7 +104,8 @@ absl::Status CudaSequence::RestoreLastRows() {
   return absl::OkStatus();
 }
 
-absl::Status CudaSequence::LoadDrift(const StoredDrift& stored) {
+absl::Status CudaSequence::LoadDrift() {
+  const StoredDrift& stored = context_.drift;
   std::vector<float> drift(static_cast<size_t>(shape_.layers * width()));
   std::vector<int32_t> counts(static_cast<size_t>(shape_.layers * shape_.q_heads));
   for (size_t l = 0; l < stored.size(); ++l) {
@@ -144,7 +137,7 @@ absl::Status CudaSequence::Check(const Slice& slice) const {
   RETURN_IF_ERROR(CheckWanted());
   const auto n = static_cast<int64_t>(slice.tokens.size());
   CARREL_CHECK(n >= 1 && n <= block_);
-  const int64_t wanted = end() + n - context_tokens_;
+  const int64_t wanted = end() + n - context_.tokens;
   if (wanted <= new_tokens_) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat("the GPU's window has room for ", new_tokens_,
                                                    " new tokens (gpu_new_tokens); ", wanted,
@@ -161,7 +154,7 @@ absl::Status CudaSequence::Begin(const Slice& slice, const cuda::Stream& stream)
 }
 
 void CudaSequence::Passed(const Slice& slice) {
-  zone_->Count(static_cast<int64_t>(slice.tokens.size()), statistics_);
+  zone_->Count(static_cast<int64_t>(slice.tokens.size()));
   if (!of_prompt_) generated_ += static_cast<int64_t>(slice.tokens.size());
   writes_over_ = writes_over_ || given_up() > 0;
   Took(slice.tokens);
@@ -176,14 +169,10 @@ void CudaSequence::Start(int64_t) {
 kernels::WindowAttentionCudaParams CudaSequence::ToWindow(Layer layer, const uint16_t* q,
                                                           const int32_t* row_count,
                                                           const CudaPartial& to) const {
-  kernels::WindowAttentionCudaParams params;
+  auto params = kernels::OfHeads<kernels::WindowAttentionCudaParams>(shape_);
   params.q = q;
   params.kv = window_.kv(layer);
-  params.kv_heads = shape_.kv_heads;
-  params.group = shape_.group();
-  params.head_dim = shape_.head_dim;
   params.row_count = row_count;
-  params.scale = scale_;
   params.out = to.out;
   params.lse = to.lse;
   params.splits = splits_;
@@ -204,7 +193,7 @@ absl::Status CudaSequence::LearnDrift(Layer layer, const float* q, int64_t n, co
   params.n = n;
   params.heads = shape_.q_heads;
   params.head_dim = shape_.head_dim;
-  params.first_position = context_tokens_;
+  params.first_position = context_.tokens;
   params.step = step;
   params.inv_freq = inv_freq;
   params.newest = kNewestDrift;
@@ -216,11 +205,10 @@ absl::Status CudaSequence::LearnDrift(Layer layer, const float* q, int64_t n, co
 
 Statistics CudaSequence::statistics() const {
   Statistics statistics;
-  statistics.layers = statistics_;
-  zone_->AddTo(statistics.layers);
-  if (client_ != nullptr) {
-    statistics.bytes_sent = client_->bytes_sent();
-    statistics.bytes_received = client_->bytes_received();
+  statistics.layers = zone_->statistics();
+  if (context_.client != nullptr) {
+    statistics.bytes_sent = context_.client->bytes_sent();
+    statistics.bytes_received = context_.client->bytes_received();
   }
   statistics.window_bytes = window_.bytes();
   statistics.weight_bytes = runner_->WeightBytes();

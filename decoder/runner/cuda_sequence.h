@@ -41,8 +41,7 @@ struct StepGraphs {
 
 class CudaSequence final : public Sequence {
  public:
-  static absl::StatusOr<std::unique_ptr<CudaSequence>> Open(const model::ModelConfig& model,
-                                                            const OpenedContext& context,
+  static absl::StatusOr<std::unique_ptr<CudaSequence>> Open(const OpenedContext& context,
                                                             std::shared_ptr<CudaRunner> runner);
   ~CudaSequence() override;
 
@@ -54,9 +53,9 @@ class CudaSequence final : public Sequence {
   int64_t id() const { return id_; }  // no other sequence of this process has it, nor will
   CudaZoneAttention& zone() const { return *zone_; }
   const CudaWindow& window() const { return window_; }
-  Position context_tokens() const { return context_tokens_; }
+  Position context_tokens() const { return context_.tokens; }
   // Of its window, what the next token becomes.
-  int64_t next_row() const { return end() - zone_rows_.rows(); }
+  int64_t next_row() const { return end() - context_.zone.rows(); }
 
   // Of a step: whether there is room for the slice and somebody wants it; what comes before it; after it.
   absl::Status Check(const Slice& slice) const;
@@ -102,35 +101,30 @@ class CudaSequence final : public Sequence {
     std::string k, v;
   };
 
-  CudaSequence(const model::ModelConfig& model, const OpenedContext& context,
-               std::shared_ptr<CudaRunner> runner);
-  absl::Status Prepare(const OpenedContext& context);
+  CudaSequence(const OpenedContext& context, std::shared_ptr<CudaRunner> runner);
+  absl::Status Prepare();
   // Plans its memory, or lays it out.
   void Lay(cuda::DeviceArena& arena);
-  absl::Status LoadContextRows(const OpenedContext& context);
+  absl::Status LoadContextRows();
   // Those that may be given up, for when they are wanted again.
   void KeepLastRows(const ContextRows& block, int64_t at);
   absl::Status RestoreLastRows();
   // What predicted queries lack, at first as the context says.
-  absl::Status LoadDrift(const StoredDrift& stored);
+  absl::Status LoadDrift();
   absl::Status ResetDrift(const cuda::Stream& stream) const;
   void Start(int64_t give_up) override;
 
   int64_t width() const { return int64_t{shape_.q_heads} * shape_.head_dim; }
   int64_t predicted_tokens() const { return zone_->predicted_tokens(block_); }
-  int64_t context_rows() const { return context_tokens_ - zone_rows_.rows(); }  // in the window
+  int64_t context_rows() const { return context_.tokens - context_.zone.rows(); }  // in the window
 
   const std::shared_ptr<CudaRunner> runner_;
-  const AttentionShape shape_;
-  const float scale_;
-  retrieval::Session* const client_;
-  const RowRange zone_rows_;
-  const Position context_tokens_;
-  const int64_t new_tokens_;  // that there is room for
-  const int64_t block_;       // tokens at once
-  const int64_t splits_;      // of the window's attention
+  const OpenedContext context_;
+  const AttentionShape& shape_ = context_.shape;
+  const int64_t new_tokens_ = context_.device.new_tokens;  // that there is room for
+  const int64_t block_;                                    // tokens at once
+  const int64_t splits_;                                   // of the window's attention
   const int64_t most_given_up_;
-  std::vector<LayerStatistics> statistics_;
   std::unique_ptr<CudaZoneAttention> zone_;
   CudaWindow window_;
   cuda::DeviceArena arena_;

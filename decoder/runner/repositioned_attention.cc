@@ -1,13 +1,13 @@
 #include "decoder/runner/repositioned_attention.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "common/dtype.h"
 #include "common/status.h"
 #include "decoder/zone/output_error.h"
 #include "kernels/attention/window_attention/window_attention.h"
+#include "kernels/of_heads.h"
 
 namespace carrel::decoder {
 namespace {
@@ -36,17 +36,13 @@ RepositionedAttention::RepositionedAttention(const OpenedContext& context,
       trained_tokens_(model.max_position_embeddings),
       zone_(context.zone),
       budgets_(Budgets(context.selections)),
-      scale_(1.0f / std::sqrt(static_cast<float>(model.shape.head_dim))),
       rope_(model::RopeInvFreq(model.rope, model.shape.head_dim), trained_tokens_),
       rows_(context.rows),
       pool_(context.pool),
       local_(context.tokens - context.zone.end),
       new_rows_(model.shape),
       steps_(static_cast<size_t>(model.shape.layers)),
-      layer_statistics_(static_cast<size_t>(model.shape.layers)) {
-  for (size_t layer = 0; layer < layer_statistics_.size(); ++layer)
-    layer_statistics_[layer].selection = context.selections[layer];
-}
+      layer_statistics_(StatisticsOf(context.selections)) {}
 
 void RepositionedAttention::AttendToken(const model::AttentionInput& input, KvHead head,
                                         int64_t token, const std::vector<Position>* chosen,
@@ -92,23 +88,20 @@ void RepositionedAttention::AttendToken(const model::AttentionInput& input, KvHe
       }
       rope_.Turn(key, std::max<int64_t>(0, rank - shared), key);
     }
-    kernels::WindowAttentionParams params;
+    auto params = kernels::OfHeads<kernels::WindowAttentionParams>(shape_);
     params.q = q.data();
-    params.group = group;
     params.k = k.data();
     params.v = v.data();
     params.rows = count;
-    params.head_dim = d;
-    params.scale = scale_;
     params.out = out.data();
     params.lse = out.data() + group * d;
     kernels::WindowAttention(params, scores.data());
-    partial.Merge(token, shape_.q_heads, head.value() * group, group, d, params.out, params.lse);
+    partial.Merge(shape_, token, head, out.data());
   }
 }
 
 void RepositionedAttention::AttendAll(const model::AttentionInput& input, Partial& partial) const {
-  partial.Reset(input.n, shape_.q_heads, shape_.head_dim);
+  partial.Reset(input.n, shape_);
   pool_->ParallelFor(input.n * shape_.kv_heads, [&](int64_t unit) {
     AttendToken(input, KvHead(static_cast<int32_t>(unit % shape_.kv_heads)), unit / shape_.kv_heads,
                 nullptr, partial);
@@ -116,7 +109,7 @@ void RepositionedAttention::AttendAll(const model::AttentionInput& input, Partia
 }
 
 void RepositionedAttention::AttendChosen(const model::AttentionInput& input, Partial& partial) {
-  partial.Reset(input.n, shape_.q_heads, shape_.head_dim);
+  partial.Reset(input.n, shape_);
   const int64_t d = shape_.head_dim, group = shape_.group();
   const int64_t block = reading_prompt_ ? selector_->block_tokens() : 1;
   int64_t& step = steps_[static_cast<size_t>(input.layer.value())];
@@ -181,7 +174,7 @@ absl::Status RepositionedAttention::Attend(const model::AttentionInput& input, f
   if (config_.measure) {
     if (!all) AttendAll(input, every_row_);
     Partial nothing;
-    nothing.Reset(input.n, shape_.q_heads, shape_.head_dim);
+    nothing.Reset(input.n, shape_);
     AddOutputErrors(nothing, partial_, all ? partial_ : every_row_, input.n, shape_,
                     statistics.output_error);
   }

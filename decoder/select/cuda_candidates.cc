@@ -1,12 +1,12 @@
 #include "decoder/select/cuda_candidates.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "decoder/select/cuda_choices.h"
 #include "decoder/select/cuda_methods.h"
 #include "decoder/select/key_scores.h"
+#include "kernels/of_heads.h"
 
 namespace carrel::decoder {
 namespace {
@@ -90,17 +90,13 @@ CudaSelection CudaCandidates::selection(Layer layer, const int32_t* chosen) cons
 void CudaCandidates::AddKept(const CudaChoice& choice, int32_t* chosen, CudaChoices& to) const {
   const Layer layer = choice.layer;
   if (!rescores(layer)) return;
-  kernels::RescoreRowsParams params;
+  auto params = kernels::OfHeads<kernels::RescoreRowsParams>(shape_.heads);
   params.q = choice.q;
   params.kv = keys_.of(layer);
   params.candidates = ids_;
-  params.kv_heads = shape_.heads.kv_heads;
-  params.group = shape_.heads.group();
-  params.head_dim = shape_.heads.head_dim;
   params.candidate_stride = params.count = Count(layer);
   params.wanted = shape_.budgets[layer.value()];
   params.wanted_of_head = head_budgets_.of(layer);
-  params.scale = 1.0f / std::sqrt(static_cast<float>(shape_.heads.head_dim));
   params.ids = chosen;
   params.base = base_;
   params.out = choice.attend.out;

@@ -1,8 +1,7 @@
-#include <cmath>
-
 #include "decoder/select/channel_labels.h"
 #include "decoder/select/cuda_methods.h"
 #include "decoder/select/cuda_score_selector.h"
+#include "kernels/of_heads.h"
 #include "kernels/score/channel_score/channel_score.h"
 
 namespace carrel::decoder {
@@ -99,20 +98,16 @@ class CudaChannelSelector final : public CudaScoreSelector {
   absl::Status Score(Layer layer, const uint16_t* q, float* scores, int64_t stride,
                      const cuda::Stream& stream) const override {
     const LayerState& state = layers_[layer.value()];
-    kernels::ChannelScoreParams params;
+    auto params = kernels::OfHeads<kernels::ChannelScoreParams>(shape_.heads);
     params.q = q;
     params.channels = state.channels;
     params.least = state.least;
     params.step = state.step;
     params.labels = state.labels;
-    params.kv_heads = shape_.heads.kv_heads;
-    params.group = shape_.heads.group();
-    params.head_dim = shape_.heads.head_dim;
     params.width = width_;
     params.rows = shape_.zone.rows();
     params.label_stride = kernels::ChannelLabelStride(shape_.zone.rows());
     params.score_stride = stride;
-    params.scale = 1.0f / std::sqrt(static_cast<float>(shape_.heads.head_dim));
     params.scores = scores;
     params.workspace = workspace_;
     RETURN_IF_CUDA_ERROR(kernels::ChannelScore(params, stream.get()));

@@ -1,7 +1,6 @@
-#include <cmath>
-
 #include "decoder/select/cuda_head_budgets.h"
 #include "decoder/select/cuda_methods.h"
+#include "kernels/of_heads.h"
 #include "kernels/score/dot_score/dot_score_cuda.h"
 #include "kernels/select/group_topk/group_topk.h"
 
@@ -13,9 +12,7 @@ int64_t Stride(const CudaZoneShape& shape) { return (shape.zone.rows() + 3) / 4 
 
 // The kernel's params that size its workspace.
 kernels::GroupTopKParams SelectionOf(const CudaZoneShape& shape) {
-  kernels::GroupTopKParams params;
-  params.kv_heads = shape.heads.kv_heads;
-  params.group = shape.heads.group();
+  auto params = kernels::OfHeads<kernels::GroupTopKParams>(shape.heads);
   params.n = shape.zone.rows();
   params.score_stride = Stride(shape);
   params.parts = kernels::DotScoreParts(shape.heads.kv_heads, shape.zone.rows());
@@ -41,15 +38,11 @@ class CudaExactSelector final : public CudaRowSelector {
   absl::Status Enqueue(const CudaChoice& choice, const cuda::Stream& stream) const override {
     const Layer layer = choice.layer;
     kernels::GroupTopKParams best = SelectionOf(shape_);
-    kernels::DotScoreCudaParams dot;
+    auto dot = kernels::OfHeads<kernels::DotScoreCudaParams>(shape_.heads);
     dot.q = choice.q;
     dot.kv = keys_.of(layer);
-    dot.kv_heads = shape_.heads.kv_heads;
-    dot.group = shape_.heads.group();
-    dot.head_dim = shape_.heads.head_dim;
     dot.rows = shape_.zone.rows();
     dot.score_stride = best.score_stride;
-    dot.scale = 1.0f / std::sqrt(static_cast<float>(shape_.heads.head_dim));
     dot.scores = scores_;
     dot.states = states_;
     RETURN_IF_CUDA_ERROR(kernels::DotScoreCuda(dot, stream.get()));

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 #include <string>
 #include <utility>
 
@@ -12,6 +11,7 @@
 #include "decoder/select/rotations.h"
 #include "kernels/encode/hash_encode/hash_encode.h"
 #include "kernels/encode/row_sum/row_sum.h"
+#include "kernels/of_heads.h"
 #include "kernels/select/code_topk/code_topk.h"
 #include "kernels/select/hamming_topk/hamming_topk.h"
 
@@ -23,9 +23,7 @@ constexpr int64_t kSumParts = 64;  // of the keys' mean
 // The kernels' params that size their workspaces.
 template <class Params>
 Params SelectionOf(const CudaZoneShape& shape, int64_t bits) {
-  Params params;
-  params.kv_heads = shape.heads.kv_heads;
-  params.group = shape.heads.group();
+  auto params = kernels::OfHeads<Params>(shape.heads);
   params.bits = bits;
   params.rows = params.code_stride = shape.zone.rows();
   return params;
@@ -76,22 +74,20 @@ class CudaHashSelector final : public CudaRowSelector {
     workspace_ = arena.Take<uint8_t>(static_cast<int64_t>(WorkspaceBytes(config_, shape_, bits_)));
   }
 
-  CudaRowSelectorOr LayFork(const std::vector<int64_t>& budgets,
-                            cuda::DeviceArena& arena) const override {
+  CudaRowSelectorOr LayAnother(const std::vector<int64_t>* ahead,
+                               cuda::DeviceArena& arena) const override {
     CudaZoneShape shape = shape_;
-    shape.budgets = budgets;
-    shape.head_budgets.clear();
-    auto fork = std::make_unique<CudaHashSelector>(config_, shape, source_, bits_);
-    fork->layers_ = layers_;
-    // What a predicted query fetches ahead is worth no second look.
-    RETURN_IF_ERROR(fork->LayChoice(1, {}, arena));
-    return fork;
-  }
-
-  CudaRowSelectorOr LayAnother(cuda::DeviceArena& arena) const override {
-    auto another = std::make_unique<CudaHashSelector>(config_, shape_, source_, bits_);
+    if (ahead != nullptr) {
+      shape.budgets = *ahead;
+      shape.head_budgets.clear();
+    }
+    auto another = std::make_unique<CudaHashSelector>(config_, shape, source_, bits_);
     another->layers_ = layers_;
-    another->LayChoice(candidates_.LayAnother(arena), arena);
+    if (ahead == nullptr) {
+      another->LayChoice(candidates_.LayAnother(arena), arena);
+    } else {  // worth no second look
+      RETURN_IF_ERROR(another->LayChoice(1, {}, arena));
+    }
     return another;
   }
 
@@ -145,12 +141,10 @@ class CudaHashSelector final : public CudaRowSelector {
       if (shape_.dense(layer)) continue;
       const LayerKeys& state = layers_[layer.value()];
       ASSIGN_OR_RETURN(const kernels::KvView of_layer, keys.ToMakeOf(layer));
-      kernels::RowSumParams sum;
+      auto sum = kernels::OfHeads<kernels::RowSumParams>(shape_.heads);
       sum.x = of_layer.k;
-      sum.kv_heads = heads;
       sum.rows = shape_.zone.rows();
       sum.row_stride = of_layer.row_stride;
-      sum.head_dim = d;
       sum.parts = kSumParts;
       sum.sums = sums.data();
       RETURN_IF_CUDA_ERROR(kernels::RowSum(sum, stream.get()));
@@ -160,14 +154,12 @@ class CudaHashSelector final : public CudaRowSelector {
       const std::vector<float> of_mean = ScoresOfMeans(host_sums, rotations);
       RETURN_IF_ERROR(CopyToDevice(thresholds.data(), of_mean.data(), of_mean.size() * 4));
       RETURN_IF_ERROR(LoadRotations(state, rotations, directions, of_mean, of_layer));
-      kernels::HashEncodeParams encode;
+      auto encode = kernels::OfHeads<kernels::HashEncodeParams>(shape_.heads);
       encode.x = of_layer.k;
       encode.matrix = matrix.data();
       encode.codes = state.codes;
-      encode.kv_heads = heads;
       encode.rows = encode.code_stride = shape_.zone.rows();
       encode.row_stride = of_layer.row_stride;
-      encode.head_dim = d;
       encode.bits = bits_;
       encode.threshold = thresholds.data();
       RETURN_IF_CUDA_ERROR(kernels::HashEncode(encode, stream.get()));
@@ -203,13 +195,11 @@ class CudaHashSelector final : public CudaRowSelector {
   absl::Status SelectBySigns(Layer layer, const uint16_t* q, int32_t* chosen,
                              const cuda::Stream& stream) const {
     const LayerKeys& state = layers_[layer.value()];
-    kernels::HashEncodeParams encode;
+    auto encode = kernels::OfHeads<kernels::HashEncodeParams>(shape_.heads);
     encode.x = q;
     encode.matrix = state.directions;
     encode.codes = query_codes_;
-    encode.kv_heads = shape_.heads.kv_heads;
     encode.rows = encode.row_stride = encode.code_stride = shape_.heads.group();
-    encode.head_dim = shape_.heads.head_dim;
     encode.bits = bits_;
     RETURN_IF_CUDA_ERROR(kernels::HashEncode(encode, stream.get()));
     auto select = SelectionOf<kernels::HammingTopKParams>(shape_, bits_);
@@ -228,8 +218,6 @@ class CudaHashSelector final : public CudaRowSelector {
     select.q = q;
     select.decoder = state.directions;
     select.codes = state.codes;
-    select.head_dim = shape_.heads.head_dim;
-    select.scale = 1.0f / std::sqrt(static_cast<float>(shape_.heads.head_dim));
     select.k = candidates_.Count(layer);
     select.ids = candidates_.Ids(layer, chosen);
     select.workspace = workspace_;

@@ -1,5 +1,6 @@
 #include "absl/strings/str_cat.h"
 #include "decoder/select/cuda_methods.h"
+#include "kernels/of_heads.h"
 #include "kernels/select/hip_select/hip_select.h"
 
 namespace carrel::decoder {
@@ -30,12 +31,9 @@ class CudaHipSelector final : public CudaRowSelector {
   absl::Status Enqueue(const CudaChoice& choice, const cuda::Stream& stream) const override {
     const Layer layer = choice.layer;
     if (choice.phase > 0) return absl::OkStatus();
-    kernels::HipSelectParams params;
+    auto params = kernels::OfHeads<kernels::HipSelectParams>(shape_.heads);
     params.q = choice.q;
     params.kv = keys_.of(layer);
-    params.kv_heads = shape_.heads.kv_heads;
-    params.group = shape_.heads.group();
-    params.head_dim = shape_.heads.head_dim;
     params.rows = shape_.zone.rows();
     params.block_k = config_.block_k;
     params.budget = params.ids_stride = budget(layer);

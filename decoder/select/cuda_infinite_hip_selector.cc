@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "decoder/select/cuda_methods.h"
+#include "kernels/of_heads.h"
 #include "kernels/select/infinitehip_stage/infinitehip_stage.h"
 
 namespace carrel::decoder {
@@ -16,10 +17,7 @@ struct Stage {
 };
 
 kernels::InfiniteHipStageParams ParamsOf(const CudaZoneShape& shape, const Stage& stage) {
-  kernels::InfiniteHipStageParams params;
-  params.kv_heads = shape.heads.kv_heads;
-  params.group = shape.heads.group();
-  params.head_dim = shape.heads.head_dim;
+  auto params = kernels::OfHeads<kernels::InfiniteHipStageParams>(shape.heads);
   params.rows = shape.zone.rows();
   params.in_stride = stage.in_ranges;
   params.in_rows = stage.longest;

@@ -51,19 +51,6 @@ SelectorConfig ResolvedFor(const CudaZoneShape& shape, const SelectorConfig& con
   return WithOversample(config, CudaOversample(kAutoOversample, shape));
 }
 
-// Of what lay makes of a selector over the same keys.
-template <typename LayNext>
-absl::StatusOr<int64_t> BytesOfNext(const SelectorConfig& config, const CudaZoneShape& shape,
-                                    const HostRows* host_rows, LayNext lay) {
-  if (!SelectorForks(config))
-    return absl::InvalidArgumentError("only method=hash chooses on two streams at once");
-  cuda::DeviceArena of_first, plan;
-  ASSIGN_OR_RETURN(const auto first,
-                   Lay(ResolvedFor(shape, config), {shape, CudaKeys(), host_rows}, of_first));
-  RETURN_IF_ERROR(lay(*first, plan).status());
-  return plan.bytes();
-}
-
 }  // namespace
 
 bool CudaZoneShape::dense(Layer layer) const {
@@ -110,26 +97,21 @@ absl::Status CudaRowSelector::Select(const CudaChoice& choice, const cuda::Strea
   return choices.Launch(stream);
 }
 
-absl::StatusOr<std::unique_ptr<CudaRowSelector>> CudaRowSelector::Fork(
-    const std::vector<int64_t>& budgets) const {
-  return LaidOut([&](cuda::DeviceArena& arena) { return LayFork(budgets, arena); });
-}
-
-absl::StatusOr<std::unique_ptr<CudaRowSelector>> CudaRowSelector::Another() const {
-  return LaidOut([&](cuda::DeviceArena& arena) { return LayAnother(arena); });
-}
-
-absl::StatusOr<int64_t> CudaForkBytes(const SelectorConfig& config, const CudaZoneShape& shape,
-                                      const HostRows* host_rows) {
-  return BytesOfNext(config, shape, host_rows, [&](const auto& first, auto& plan) {
-    return first.LayFork(shape.budgets, plan);
-  });
+absl::StatusOr<std::unique_ptr<CudaRowSelector>> CudaRowSelector::Another(
+    const std::vector<int64_t>* ahead) const {
+  return LaidOut([&](cuda::DeviceArena& arena) { return LayAnother(ahead, arena); });
 }
 
 absl::StatusOr<int64_t> CudaAnotherBytes(const SelectorConfig& config, const CudaZoneShape& shape,
-                                         const HostRows* host_rows) {
-  return BytesOfNext(config, shape, host_rows,
-                     [](const auto& first, auto& plan) { return first.LayAnother(plan); });
+                                         const HostRows* host_rows,
+                                         const std::vector<int64_t>* ahead) {
+  if (!SelectorForks(config))
+    return absl::InvalidArgumentError("only method=hash chooses on two streams at once");
+  cuda::DeviceArena of_first, plan;
+  ASSIGN_OR_RETURN(const auto first,
+                   Lay(ResolvedFor(shape, config), {shape, CudaKeys(), host_rows}, of_first));
+  RETURN_IF_ERROR(first->LayAnother(ahead, plan).status());
+  return plan.bytes();
 }
 
 absl::StatusOr<std::unique_ptr<CudaRowSelector>> MakeCudaRowSelector(

@@ -126,16 +126,13 @@ class CudaRowSelector {
   int64_t bytes() const { return arena_.bytes(); }
 
   // Another that chooses among the same keys with a state of its own, and so on another stream at
-  // the same time; budgets [layers], kAllRows: nothing is chosen there. Null: the method has none.
-  // This outlives it. Takes CudaForkBytes.
-  absl::StatusOr<std::unique_ptr<CudaRowSelector>> Fork(const std::vector<int64_t>& budgets) const;
-  virtual absl::StatusOr<std::unique_ptr<CudaRowSelector>> LayFork(const std::vector<int64_t>&,
-                                                                   cuda::DeviceArena&) const {
-    return nullptr;
-  }
-  // Another that chooses what this one does, for another sequence; likewise. Takes CudaAnotherBytes.
-  absl::StatusOr<std::unique_ptr<CudaRowSelector>> Another() const;
-  virtual absl::StatusOr<std::unique_ptr<CudaRowSelector>> LayAnother(cuda::DeviceArena&) const {
+  // the same time: what this one does; or, to fetch it ahead, as many rows as `ahead` says [layers],
+  // kAllRows: nothing is chosen there. Null: the method has none. This outlives it. Takes
+  // CudaAnotherBytes.
+  absl::StatusOr<std::unique_ptr<CudaRowSelector>> Another(
+      const std::vector<int64_t>* ahead = nullptr) const;
+  virtual absl::StatusOr<std::unique_ptr<CudaRowSelector>> LayAnother(const std::vector<int64_t>*,
+                                                                      cuda::DeviceArena&) const {
     return nullptr;
   }
 
@@ -151,11 +148,10 @@ class CudaRowSelector {
 absl::StatusOr<int64_t> CudaRowSelectorBytes(const SelectorConfig& config,
                                              const CudaZoneShape& shape, const HostRows* host_rows);
 
-// Device memory of a fork for shape.budgets, and of another. InvalidArgument a method that has none.
-absl::StatusOr<int64_t> CudaForkBytes(const SelectorConfig& config, const CudaZoneShape& shape,
-                                      const HostRows* host_rows);
+// Device memory of another. InvalidArgument a method that has none.
 absl::StatusOr<int64_t> CudaAnotherBytes(const SelectorConfig& config, const CudaZoneShape& shape,
-                                         const HostRows* host_rows);
+                                         const HostRows* host_rows,
+                                         const std::vector<int64_t>* ahead = nullptr);
 
 // host_rows: of SelectorNeedsHostRows, otherwise null. Reads keys and waits for the stream.
 absl::StatusOr<std::unique_ptr<CudaRowSelector>> MakeCudaRowSelector(

@@ -4,29 +4,37 @@
 // Edge:   starts as the empty set (out 0, lse -inf).
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <vector>
 
-#include "kernels/attention/merge_states/merge_states.h"
+#include "absl/types/span.h"
+#include "common/ids.h"
 
 namespace carrel::decoder {
+
+// Rows of one KV head by their addresses: bf16, anywhere.
+using RowAddresses = absl::Span<const void* const>;
+
+// Attention of a KV head's q heads [group, head_dim] to rows: state gets out [group, head_dim], then lse
+// [group].
+void AttendRows(const AttentionShape& shape, const float* q, RowAddresses k, RowAddresses v,
+                float* state);
 
 struct Partial {
   std::vector<float> out;
   std::vector<float> lse;
 
-  void Reset(int64_t n, int64_t q_heads, int64_t head_dim) {
-    out.assign(static_cast<size_t>(n * q_heads * head_dim), 0.0f);
-    lse.assign(static_cast<size_t>(n * q_heads), -INFINITY);
+  void Reset(int64_t n, const AttentionShape& shape);
+  // Merges (other_out [group, head_dim], other_lse [group]) into the q heads of a token's KV head.
+  void Merge(const AttentionShape& shape, int64_t token, KvHead head, const float* other_out,
+             const float* other_lse);
+  // Likewise a state of AttendRows.
+  void Merge(const AttentionShape& shape, int64_t token, KvHead head, const float* state) {
+    Merge(shape, token, head, state, state + int64_t{shape.group()} * shape.head_dim);
   }
-  // Merges (other_out [heads, head_dim], other_lse [heads]) into the heads of token that begin at
-  // q_head.
-  void Merge(int64_t token, int64_t q_heads, int64_t q_head, int64_t heads, int64_t head_dim,
-             const float* other_out, const float* other_lse) {
-    const int64_t at = token * q_heads + q_head;
-    kernels::MergeStates(&out[at * head_dim], &lse[at], other_out, other_lse, heads, head_dim);
-  }
+  // Attends to rows and merges; q [n, q_heads, head_dim].
+  void Attend(const AttentionShape& shape, int64_t token, KvHead head, const float* q,
+              RowAddresses k, RowAddresses v);
 };
 
 }  // namespace carrel::decoder

@@ -7,7 +7,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "common/status.h"
-#include "kernels/attention/sparse_attention/sparse_attention.h"
+#include "kernels/of_heads.h"
 #include "kernels/score/dot_score/dot_score.h"
 #include "kernels/score/group_score/group_score.h"
 #include "kernels/select/topk/topk.h"
@@ -112,57 +112,40 @@ void CandidateRows::KeepIn(RowCache& cache, Layer layer, BankStatistics& statist
 }
 
 int64_t CandidateRows::Attend(const float* q, absl::FunctionRef<int64_t(KvHead)> top_k_of,
-                              float scale, ThreadPool* pool, Partial& partial) const {
+                              ThreadPool* pool, Partial& partial) const {
   const int64_t d = shape_.head_dim, group = shape_.group();
+  const float scale = kernels::ScaleOf(shape_);
   std::atomic<int64_t> attended{0};
   pool->ParallelFor(tokens_ * shape_.kv_heads, [&](int64_t unit) {
-    thread_local std::vector<float> scores, group_scores, base, out;
+    thread_local std::vector<float> scores, group_scores, base;
     thread_local std::vector<const void*> k, v;
     thread_local std::vector<int64_t> best;
     thread_local std::vector<uint64_t> scratch;
-    const int64_t token = unit / shape_.kv_heads, head = unit % shape_.kv_heads;
-    const int64_t top_k = top_k_of(KvHead(static_cast<int32_t>(head)));
+    const int64_t token = unit / shape_.kv_heads;
+    const KvHead head(static_cast<int32_t>(unit % shape_.kv_heads));
+    const int64_t top_k = top_k_of(head);
     const Rows& rows = rows_[static_cast<size_t>(unit)];
     const int64_t n = static_cast<int64_t>(rows.ids.size());
-    const float* queries = q + (token * shape_.q_heads + head * group) * d;
-    const void* const* k_rows = rows.k.data();
-    const void* const* v_rows = rows.v.data();
-    int64_t kept = n;
+    attended += std::min(n, top_k);
+    if (top_k >= n) return partial.Attend(shape_, token, head, q, rows.k, rows.v);
+    const float* queries = q + (token * shape_.q_heads + head.value() * group) * d;
     scores.resize(static_cast<size_t>(group * n));
-    if (top_k < n) {
-      kernels::DotScoreRows(queries, group, d, k_rows, n, scale, scores.data(), n);
-      base.resize(group);
-      for (int64_t h = 0; h < group; ++h) {
-        base[h] = WithRest(kernels::LogSumExp(&scores[h * n], n), rows.rest, h, d, queries + h * d);
-      }
-      group_scores.resize(n);
-      kernels::GroupScore(scores.data(), group, n, n, base.data(), group_scores.data());
-      best.resize(top_k);
-      kept = kernels::TopK(group_scores.data(), n, top_k, best.data(), scratch);
-      k.resize(kept);
-      v.resize(kept);
-      for (int64_t j = 0; j < kept; ++j) {
-        k[j] = rows.k[best[j]];
-        v[j] = rows.v[best[j]];
-      }
-      k_rows = k.data();
-      v_rows = v.data();
+    kernels::DotScoreRows(queries, group, d, rows.k.data(), n, scale, scores.data(), n);
+    base.resize(group);
+    for (int64_t h = 0; h < group; ++h) {
+      base[h] = WithRest(kernels::LogSumExp(&scores[h * n], n), rows.rest, h, d, queries + h * d);
     }
-    out.resize(static_cast<size_t>(group * (d + 1)));
-    kernels::SparseAttentionParams params;
-    params.q = queries;
-    params.group = group;
-    params.k = k_rows;
-    params.v = v_rows;
-    params.rows = kept;
-    params.head_dim = d;
-    params.scale = scale;
-    params.scores = scores.data();
-    params.out = out.data();
-    params.lse = out.data() + group * d;
-    kernels::SparseAttention(params);
-    partial.Merge(token, shape_.q_heads, head * group, group, d, params.out, params.lse);
-    attended += kept;
+    group_scores.resize(n);
+    kernels::GroupScore(scores.data(), group, n, n, base.data(), group_scores.data());
+    best.resize(top_k);
+    k.clear();
+    v.clear();
+    kernels::TopK(group_scores.data(), n, top_k, best.data(), scratch);
+    for (const int64_t j : best) {
+      k.push_back(rows.k[j]);
+      v.push_back(rows.v[j]);
+    }
+    partial.Attend(shape_, token, head, q, k, v);
   });
   return attended;
 }

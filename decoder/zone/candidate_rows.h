@@ -43,8 +43,8 @@ class CandidateRows {
   // Refines every token and head and merges the attention into partial; returns the rows attended.
   // Group scores are over the zone as far as the store said what its other rows weigh.
   // top_k: of a KV head.
-  int64_t Attend(const float* q, absl::FunctionRef<int64_t(KvHead)> top_k, float scale,
-                 ThreadPool* pool, Partial& partial) const;
+  int64_t Attend(const float* q, absl::FunctionRef<int64_t(KvHead)> top_k, ThreadPool* pool,
+                 Partial& partial) const;
 
  private:
   struct Rows {

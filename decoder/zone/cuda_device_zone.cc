@@ -4,26 +4,20 @@
 #include "decoder/client/context_rows.h"
 
 namespace carrel::decoder {
-namespace {
 
-CudaZoneShape ShapeOf(const OpenedContext& context) {
-  return {context.shape, context.zone, Budgets(context.selections),
-          HeadBudgets(context.selections, context.shape.kv_heads)};
-}
-
-}  // namespace
-
-CudaDeviceZone::CudaDeviceZone(const DeviceZoneOptions& options, const OpenedContext& context)
-    : CudaHeldZone(options.selector, context, ShapeOf(context), "device",
-                   PromptTakesAll(context.config, context.device)) {}
+CudaDeviceZone::CudaDeviceZone(const OpenedContext& context)
+    : CudaHeldZone(context,
+                   {context.shape, context.zone, Budgets(context.selections),
+                    HeadBudgets(context.selections, context.shape.kv_heads)},
+                   "device") {}
 
 Shared<const CudaDeviceZone::Rows>::Made CudaDeviceZone::ReadRows() const {
   const RowRange zone = shape().zone;
   auto rows = std::make_shared<Rows>();
   rows->reserved = ReservedIfShared(RowBytes());
   ASSIGN_OR_RETURN(rows->values, CudaWindow::Create(shape().heads, zone.rows()));
-  RETURN_IF_ERROR(ReadContextRows(context().client, shape().heads, {&zone, 1},
-                                  context().max_fetch_rows, [&](const ContextRows& block) {
+  RETURN_IF_ERROR(ReadContextRows(context_.client, shape().heads, {&zone, 1},
+                                  context_.max_fetch_rows, [&](const ContextRows& block) {
                                     return rows->values.CopyRows(block.layer, block.head,
                                                                  block.first - zone.begin,
                                                                  block.rows, block.k, block.v);

@@ -15,7 +15,7 @@ namespace carrel::decoder {
 
 class CudaDeviceZone final : public CudaHeldZone {
  public:
-  CudaDeviceZone(const DeviceZoneOptions& options, const OpenedContext& context);
+  explicit CudaDeviceZone(const OpenedContext& context);
 
  private:
   // Of all sequences over the content.

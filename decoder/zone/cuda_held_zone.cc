@@ -1,24 +1,37 @@
 #include "decoder/zone/cuda_held_zone.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/cuda/status.h"
 #include "common/status.h"
 #include "decoder/zone/cuda_zone_work.h"
+#include "kernels/of_heads.h"
 
 namespace carrel::decoder {
+namespace {
 
-CudaHeldZone::CudaHeldZone(const SelectorConfig& method, const OpenedContext& context,
-                           CudaZoneShape shape, const std::string& place, bool prompt_takes_all)
-    : method_(method),
-      context_(context),
+// What parts of a zone that sequences share depend on (shared.h); empty where the content has no id.
+std::string SharedZoneKey(const OpenedContext& context, const std::string& place,
+                          const SelectorConfig& method, const CudaZoneShape& shape) {
+  int device = 0;
+  if (context.content_id.empty() || cudaGetDevice(&device) != cudaSuccess) return "";
+  return absl::StrCat(place, " ", device, " ", context.content_id, " ", shape.zone.begin, " ",
+                      shape.zone.end, " ", DescribeSelector(method), " ",
+                      absl::StrJoin(shape.budgets, ","), " ",
+                      absl::StrJoin(shape.head_budgets, ","));
+}
+
+}  // namespace
+
+CudaHeldZone::CudaHeldZone(const OpenedContext& context, CudaZoneShape shape,
+                           const std::string& place)
+    : CudaZoneAttention(context),
       shape_(std::move(shape)),
-      scale_(1.0f / std::sqrt(static_cast<float>(shape_.heads.head_dim))),
       splits_(kernels::DecodeSplits(shape_.zone.rows(), shape_.heads.kv_heads)),
-      key_(SharedZoneKey(context, place, method_, shape_)),
-      prompt_takes_all_(prompt_takes_all) {}
+      key_(SharedZoneKey(context, place, method_, shape_)) {}
 
 const HostRows* CudaHeldZone::RowsForSelector() const {
   return SelectorNeedsHostRows(method_) ? context_.rows.get() : nullptr;
@@ -90,32 +103,30 @@ int64_t CudaHeldZone::AttendedPerHead(Layer layer) const {
   return shape_.dense(layer) || takes_all() ? shape_.zone.rows() : selector_->selection(layer).rows;
 }
 
-int64_t CudaHeldZone::attended(Layer layer) const {
+int64_t CudaHeldZone::Attended(Layer layer) const {
   const bool all = shape_.dense(layer) || takes_all();
   const int64_t of_heads = all ? -1 : selector_->selection(layer).total_rows;
   return of_heads >= 0 ? of_heads : shape_.heads.kv_heads * AttendedPerHead(layer);
 }
 
-void CudaHeldZone::Count(int64_t n, std::vector<LayerStatistics>& layers) const {
-  CudaZoneAttention::Count(n, layers);
-  if (!takes_all()) return;
-  for (LayerStatistics& layer : layers) {
-    layer.whole_tokens += n;
-    layer.whole_rows += n * shape_.heads.kv_heads * shape_.zone.rows();
+void CudaHeldZone::Count(int64_t n) {
+  CudaZoneAttention::Count(n);
+  for (Layer layer(0); layer.value() < shape_.heads.layers; layer = layer.next()) {
+    LayerStatistics& counted = statistics_[static_cast<size_t>(layer.value())];
+    const int64_t rows = n * Attended(layer);
+    counted.rows_attended += rows;
+    counted.whole_tokens += takes_all() ? n : 0;
+    counted.whole_rows += takes_all() ? rows : 0;
   }
 }
 
 kernels::WindowAttentionCudaParams CudaHeldZone::ToAll(const uint16_t* q, const kernels::KvView& kv,
                                                        const CudaPartial& to) const {
   const AttentionShape& heads = shape_.heads;
-  kernels::WindowAttentionCudaParams params;
+  auto params = kernels::OfHeads<kernels::WindowAttentionCudaParams>(heads);
   params.q = q;
   params.kv = kv;
-  params.kv_heads = heads.kv_heads;
-  params.group = heads.group();
-  params.head_dim = heads.head_dim;
   params.rows = kv.row_stride;
-  params.scale = scale_;
   params.out = to.out;
   params.lse = to.lse;
   params.splits = std::min(splits_, kernels::DecodeSplits(params.rows, heads.kv_heads));
@@ -128,17 +139,13 @@ kernels::SparseAttentionCudaParams CudaHeldZone::ToChosen(const uint16_t* q,
                                                           const Places& places,
                                                           const CudaPartial& to) const {
   const AttentionShape& heads = shape_.heads;
-  kernels::SparseAttentionCudaParams params;
+  auto params = kernels::OfHeads<kernels::SparseAttentionCudaParams>(heads);
   params.q = q;
   params.kv = places.kv;
   params.ids = places.places == nullptr ? selection.ids : places.places;
   params.ids_stride = places.places == nullptr ? selection.stride : places.places_stride;
-  params.kv_heads = heads.kv_heads;
-  params.group = heads.group();
-  params.head_dim = heads.head_dim;
   params.rows = selection.rows;
   params.row_count = selection.row_count;
-  params.scale = scale_;
   params.out = to.out;
   params.lse = to.lse;
   params.splits = std::min(splits_, kernels::DecodeSplits(selection.rows, heads.kv_heads));

@@ -48,9 +48,8 @@ class CudaHeldZone : public CudaZoneAttention {
            CudaZoneWork& work) const final;
   absl::Status Attend(Layer layer, const CudaQueries& queries, int64_t phase, const CudaPartial& to,
                       const cuda::Stream& stream) final;
-  void set_reading_prompt(bool reading) final { reading_prompt_ = reading; }
   bool prompt_takes_all() const final { return prompt_takes_all_; }
-  void Count(int64_t n, std::vector<LayerStatistics>& layers) const final;
+  void Count(int64_t n) final;
 
  protected:
   // Where attention reads the rows of a selection.
@@ -58,8 +57,7 @@ class CudaHeldZone : public CudaZoneAttention {
 
   // place: names it and what it makes of the rows. The zone is not empty. context.rows: where NeedsHostRows,
   // or estimate=on: then it has summaries.
-  CudaHeldZone(const SelectorConfig& method, const OpenedContext& context, CudaZoneShape shape,
-               const std::string& place, bool prompt_takes_all);
+  CudaHeldZone(const OpenedContext& context, CudaZoneShape shape, const std::string& place);
 
   // Of a place. What its rows take on the device, which is shared; takes hold of them.
   virtual int64_t RowBytes() const = 0;
@@ -79,7 +77,6 @@ class CudaHeldZone : public CudaZoneAttention {
   virtual absl::StatusOr<int64_t> BytesBeside() const { return 0; }
   virtual absl::Status Fill(const cuda::Stream&) { return absl::OkStatus(); }
 
-  const OpenedContext& context() const { return context_; }
   const SelectorConfig& method() const { return method_; }
   const CudaZoneShape& shape() const { return shape_; }
   // Of what is shared; empty: it is this sequence's own.
@@ -106,7 +103,7 @@ class CudaHeldZone : public CudaZoneAttention {
   absl::StatusOr<std::unique_ptr<CudaRowSelector>> MakeSelector(const cuda::Stream& stream) const;
   bool shares_selector() const { return shape_.largest_budget() > 0 && SelectorForks(method_); }
   bool takes_all() const { return reading_prompt_ && prompt_takes_all_; }
-  int64_t attended(Layer layer) const final;
+  int64_t Attended(Layer layer) const;  // rows of one token
   void AddToken(Layer layer, const uint16_t* q, int64_t phase, bool fetched, const CudaPartial& to,
                 CudaZoneWork& work) const;
   // Attention to all rows that there is room for in kv; to what was selected.
@@ -115,19 +112,16 @@ class CudaHeldZone : public CudaZoneAttention {
   kernels::SparseAttentionCudaParams ToChosen(const uint16_t* q, const CudaSelection& selection,
                                               const Places& places, const CudaPartial& to) const;
 
-  const SelectorConfig method_;
-  const OpenedContext context_;
+  const SelectorConfig& method_ = *SelectorOf(context_.config);
   const CudaZoneShape shape_;
-  const float scale_;
   const int64_t splits_;
   const std::string key_;
-  const bool prompt_takes_all_;
+  const bool prompt_takes_all_ = PromptTakesAll(context_.config, context_.device);
   std::shared_ptr<const Method> shared_;
   std::unique_ptr<CudaRowSelector> selector_;
   cuda::DeviceArena arena_;
   uint8_t* workspace_ = nullptr;  // of attention
   CudaSummaries summaries_;       // of the estimation term; empty: there is none
-  bool reading_prompt_ = false;
 };
 
 }  // namespace carrel::decoder

@@ -1,7 +1,6 @@
 #include "decoder/zone/cuda_host_zone.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +9,7 @@
 #include "decoder/select/cuda_methods.h"
 #include "decoder/select/host_rows.h"
 #include "decoder/zone/cuda_zone_work.h"
+#include "kernels/of_heads.h"
 
 namespace carrel::decoder {
 namespace {
@@ -43,15 +43,18 @@ int64_t GatheredElements(const AttentionShape& shape, int64_t rows) {  // of K, 
   return shape.kv_heads * rows * shape.head_dim;
 }
 
-// Of the method; of its fork, where rows are fetched ahead.
-CudaZoneShape ShapeOf(const OpenedContext& context, const BankPlan& plan, bool ahead) {
-  CudaZoneShape shape{context.shape, context.zone, {}};
-  for (size_t l = 0; l < plan.attended.size(); ++l) {
-    const int64_t rows = ahead ? plan.ahead[l] : plan.chooses(l) ? plan.attended[l] : 0;
-    shape.budgets.push_back(rows == 0 ? kAllRows : rows);
-  }
-  if (!ahead) shape.head_budgets = HeadBudgets(context.selections, context.shape.kv_heads);
-  return shape;
+// What is chosen of each layer; kAllRows where there are none.
+std::vector<int64_t> BudgetsOf(const std::vector<int64_t>& rows) {
+  std::vector<int64_t> budgets = rows;
+  std::replace(budgets.begin(), budgets.end(), int64_t{0}, kAllRows);
+  return budgets;
+}
+
+CudaZoneShape ShapeOf(const OpenedContext& context, const BankPlan& plan) {
+  std::vector<int64_t> chosen = plan.attended;
+  for (size_t l = 0; l < chosen.size(); ++l) chosen[l] *= plan.chooses(l);
+  return {context.shape, context.zone, BudgetsOf(chosen),
+          HeadBudgets(context.selections, context.shape.kv_heads)};
 }
 
 }  // namespace
@@ -65,9 +68,8 @@ absl::StatusOr<std::unique_ptr<CudaHostZone>> CudaHostZone::Create(const HostZon
 
 CudaHostZone::CudaHostZone(const HostZoneOptions& options, const OpenedContext& context,
                            BankPlan plan)
-    : CudaHeldZone(options.selector, context, ShapeOf(context, plan, /*ahead=*/false),
-                   "host " + MaskOf(PackedLayers(plan, options.selector)),
-                   /*prompt_takes_all=*/false),
+    : CudaHeldZone(context, ShapeOf(context, plan),
+                   "host " + MaskOf(PackedLayers(plan, options.selector))),
       map_(options.bank.map),
       heads_(context.shape),
       plan_(std::move(plan)),
@@ -102,29 +104,16 @@ void CudaHostZone::LayPlace(cuda::DeviceArena& arena) {
   memory_.counters = arena.Take<kernels::RowBankCounters>(heads_.layers);
 }
 
-kernels::PackedHead* CudaHostZone::LayHeads(cuda::DeviceArena& arena) const {
-  return arena.Take<kernels::PackedHead>(int64_t{heads_.layers} * heads_.kv_heads);
-}
-
-int64_t CudaHostZone::RowBytes() const {
-  return cuda::DeviceArena::BytesOf([&](cuda::DeviceArena& arena) { LayHeads(arena); });
-}
-
 absl::StatusOr<int64_t> CudaHostZone::BytesBeside() const {
   if (plan_.most_ahead() == 0) return 0;
-  return CudaForkBytes(method(), ShapeOf(context(), plan_, /*ahead=*/true), RowsForSelector());
+  const std::vector<int64_t> ahead = BudgetsOf(plan_.ahead);
+  return CudaAnotherBytes(method(), shape(), RowsForSelector(), &ahead);
 }
 
 Shared<const CudaHostZone::Rows>::Made CudaHostZone::ReadRows() const {
   auto made = std::make_shared<Rows>();
   made->reserved = ReservedIfShared(RowBytes());
-  kernels::PackedHead* heads = nullptr;
-  ASSIGN_OR_RETURN(made->arena, cuda::DeviceArena::Of(
-                                    [&](cuda::DeviceArena& arena) { heads = LayHeads(arena); }));
-  ASSIGN_OR_RETURN(made->rows,
-                   CudaZoneRows::Create(heads_, context().zone, PackedLayers(plan_, method()),
-                                        context().max_fetch_rows, context().client,
-                                        context().rows.get(), context().pool, heads));
+  ASSIGN_OR_RETURN(made->rows, CudaZoneRows::Create(context_, PackedLayers(plan_, method())));
   return made;
 }
 
@@ -143,7 +132,7 @@ CudaKeys CudaHostZone::Keys(cuda::PinnedBuffer<uint16_t>& room) const {
       ASSIGN_OR_RETURN(room, cuda::PinnedBuffer<uint16_t>::Create(heads_.kv_heads * plan_.rows *
                                                                   heads_.head_dim));
     }
-    rows().UnpackKeys(layer, context().pool, room.data());
+    rows().UnpackKeys(layer, context_.pool, room.data());
     return kernels::KvView{.k = room.data(), .row_stride = plan_.rows};
   };
   return keys;
@@ -151,8 +140,8 @@ CudaKeys CudaHostZone::Keys(cuda::PinnedBuffer<uint16_t>& room) const {
 
 absl::Status CudaHostZone::MakeAhead() {
   if (plan_.most_ahead() == 0) return absl::OkStatus();
-  ASSIGN_OR_RETURN(ahead_selector_,
-                   selector()->Fork(ShapeOf(context(), plan_, /*ahead=*/true).budgets));
+  const std::vector<int64_t> ahead = BudgetsOf(plan_.ahead);
+  ASSIGN_OR_RETURN(ahead_selector_, selector()->Another(&ahead));
   CARREL_CHECK(ahead_selector_ != nullptr);  // ValidateDeviceConfig
   ASSIGN_OR_RETURN(ahead_stream_, cuda::Stream::Create());
   for (int32_t layer = 0; layer < heads_.layers; ++layer) {
@@ -209,16 +198,8 @@ kernels::KvRows CudaHostZone::Held(Layer layer) const {
   return {k, k + kernels::RowBankRowBytes(BankOf(layer)) / 4, plan_.slots[Index(layer)]};
 }
 
-kernels::KvRows CudaHostZone::Gathered(int64_t rows) const {
-  const int64_t elements = GatheredElements(heads_, rows);
-  CARREL_CHECK(elements <= GatheredElements(heads_, MostGathered(plan_, method())));
-  return {memory_.gathered, memory_.gathered + elements, rows};
-}
-
 kernels::RowBankShape CudaHostZone::BankOf(Layer layer) const {
-  kernels::RowBankShape bank;
-  bank.kv_heads = heads_.kv_heads;
-  bank.head_dim = heads_.head_dim;
+  auto bank = kernels::OfHeads<kernels::RowBankShape>(heads_);
   bank.slots = plan_.slots[Index(layer)];
   bank.rows = plan_.rows;
   bank.map = map_;
@@ -253,10 +234,11 @@ absl::Status CudaHostZone::Predict(Layer layer, const CudaQueries& queries,
   const size_t l = Index(layer);
   RETURN_IF_ERROR(query_ready_[l].Record(stream));
   RETURN_IF_ERROR(ahead_stream_.WaitFor(query_ready_[l]));
-  RETURN_IF_ERROR(ahead_selector_->Select({layer, queries.rounded}, ahead_stream_));
-  RETURN_IF_CUDA_ERROR(kernels::UseRowBank(
-      UseOf(layer, ahead_selector_->selection(layer), kernels::RowBankPurpose::kAhead),
-      ahead_stream_.get()));
+  CudaZoneWork work;
+  ahead_selector_->Add({layer, queries.rounded}, work.choices);
+  work.banks.push_back(
+      UseOf(layer, ahead_selector_->selection(layer), kernels::RowBankPurpose::kAhead));
+  RETURN_IF_ERROR(work.Launch(ahead_stream_));
   return rows_ready_[l].Record(ahead_stream_);
 }
 
@@ -264,14 +246,14 @@ kernels::GatherPackedRowsParams CudaHostZone::GatherOf(Layer layer,
                                                        const CudaSelection& selection) const {
   // Methods that read no keys choose as many rows in every head.
   CARREL_CHECK(selection.row_count == nullptr);
-  kernels::GatherPackedRowsParams gather;
+  auto gather = kernels::OfHeads<kernels::GatherPackedRowsParams>(heads_);
   gather.packed = rows().packed(layer);
   gather.ids = selection.ids;
-  gather.kv_heads = heads_.kv_heads;
-  gather.head_dim = heads_.head_dim;
   gather.ids_stride = selection.stride;
   gather.count = selection.rows;
-  gather.to = Gathered(selection.rows);
+  const int64_t elements = GatheredElements(heads_, selection.rows);
+  CARREL_CHECK(elements <= GatheredElements(heads_, MostGathered(plan_, method())));
+  gather.to = {memory_.gathered, memory_.gathered + elements, selection.rows};
   return gather;
 }
 
@@ -290,8 +272,9 @@ CudaHostZone::Places CudaHostZone::Bring(Layer layer, const CudaSelection& selec
   return {.kv = AllRows(layer), .places = memory_.slots, .places_stride = selection.rows};
 }
 
-void CudaHostZone::AddTo(std::vector<LayerStatistics>& layers) const {
-  for (size_t l = 0; l < layers.size() && l < plan_.slots.size(); ++l) {
+std::vector<LayerStatistics> CudaHostZone::statistics() const {
+  std::vector<LayerStatistics> layers = statistics_;
+  for (size_t l = 0; l < layers.size(); ++l) {
     const kernels::RowBankCounters& counted = host_counters_.data()[l];
     LayerStatistics& layer = layers[l];
     BankStatistics& bank = layer.bank;
@@ -307,6 +290,7 @@ void CudaHostZone::AddTo(std::vector<LayerStatistics>& layers) const {
     layer.bytes_read += crossed * rows().row_bytes(Layer(static_cast<int32_t>(l)));
     layer.prefetched += bank.expected / std::max<int64_t>(1, heads_.kv_heads * plan_.attended[l]);
   }
+  return layers;
 }
 
 }  // namespace carrel::decoder

@@ -43,27 +43,28 @@ class CudaHostZone final : public CudaHeldZone {
   absl::Status Reset(const cuda::Stream& stream) override;
 
   int64_t predicted_tokens(int64_t) const override { return predicts_ ? 1 : 0; }
-  bool predicts(Layer layer, int64_t n) const override { return n == 1 && fetches_ahead(layer); }
+  bool predicts(Layer layer, int64_t n) const override {
+    return n == 1 && plan_.ahead[Index(layer)] > 0;
+  }
 
   // What has been enqueued on `stream` so far comes before the choice of rows; these travel on a
   // stream of their own until the layer attends.
   absl::Status Predict(Layer next, const CudaQueries& queries, const cuda::Stream& stream) override;
-  // Enqueues a copy of the counters, which AddTo reads once it is done.
+  // Enqueues a copy of the counters, which statistics() reads once it is done.
   absl::Status CopyCounters(const cuda::Stream& stream) override;
 
-  void AddTo(std::vector<LayerStatistics>& layers) const override;
+  std::vector<LayerStatistics> statistics() const override;
 
  private:
   // Of all sequences over the content.
   struct Rows {
-    cuda::DeviceArena arena;  // of the rows' heads
     CudaZoneRows rows;
     model::GpuReservation reserved;
   };
 
   CudaHostZone(const HostZoneOptions& options, const OpenedContext& context, BankPlan plan);
 
-  int64_t RowBytes() const override;
+  int64_t RowBytes() const override { return CudaZoneRows::DeviceBytes(heads_); }
   absl::Status HoldRows() override;
   std::shared_ptr<const void> rows_held() const override { return rows_; }
   CudaKeys Keys(cuda::PinnedBuffer<uint16_t>& room) const override;
@@ -78,17 +79,12 @@ class CudaHostZone final : public CudaHeldZone {
   absl::Status Fill(const cuda::Stream& stream) override;
 
   static size_t Index(Layer layer) { return static_cast<size_t>(layer.value()); }
-  // Whether rows of the layer are fetched ahead.
-  bool fetches_ahead(Layer layer) const { return plan_.ahead[Index(layer)] > 0; }
   kernels::KvRows Held(Layer layer) const;
-  // Where `rows` of each KV head are gathered.
-  kernels::KvRows Gathered(int64_t rows) const;
   kernels::RowBankShape BankOf(Layer layer) const;
   kernels::RowBankParams UseOf(Layer layer, const CudaSelection& selection,
                                kernels::RowBankPurpose purpose) const;
   // Of a packed layer without a bank: what brings the selection to where rows lie together.
   kernels::GatherPackedRowsParams GatherOf(Layer layer, const CudaSelection& selection) const;
-  kernels::PackedHead* LayHeads(cuda::DeviceArena& arena) const;
   Shared<const Rows>::Made ReadRows() const;
   const CudaZoneRows& rows() const { return rows_->rows; }
   absl::Status MakeAhead();

@@ -10,13 +10,6 @@
 
 namespace carrel::decoder {
 
-CudaStoreZone::CudaStoreZone(const OpenedContext& context, std::vector<LayerStatistics>* statistics)
-    : shape_(context.shape),
-      width_(int64_t{shape_.q_heads} * shape_.head_dim),
-      prefetches_(context.config.prefetch != Prefetch::kOff),
-      measures_(context.config.measure),
-      zone_(context, statistics) {}
-
 absl::Status CudaStoreZone::Load(int64_t block, const cuda::Stream&) {
   const int64_t floats = block * width_, heads = block * shape_.q_heads;
   ASSIGN_OR_RETURN(q_, cuda::PinnedBuffer<float>::Create(floats));
@@ -69,9 +62,9 @@ absl::Status CudaStoreZone::Answer(Layer layer, int64_t n, const cuda::Stream& s
   RETURN_IF_ERROR(zone_.Finish(layer, q_.data(), n, partial_));
   if (measures_) {
     RETURN_IF_ERROR(stream.Synchronize());
-    window_lse_.assign(lse_.data(), lse_.data() + n * shape_.q_heads);
+    window_.lse.assign(lse_.data(), lse_.data() + n * shape_.q_heads);
   }
-  RETURN_IF_ERROR(zone_.Measure(layer, q_.data(), n, partial_, window_lse_));
+  RETURN_IF_ERROR(zone_.Measure(layer, q_.data(), n, partial_, window_));
   std::copy(partial_.out.begin(), partial_.out.end(), answer_.data());
   std::copy(partial_.lse.begin(), partial_.lse.end(), answer_.data() + partial_.out.size());
   return absl::OkStatus();
@@ -84,9 +77,8 @@ absl::Status CudaStoreZone::Attend(Layer, const CudaQueries& queries, int64_t,
   return Copy(to.lse, answer_.data() + floats, queries.n * shape_.q_heads, stream);
 }
 
-absl::StatusOr<std::unique_ptr<CudaZoneAttention>> MakeCudaStoreZone(
-    const OpenedContext& context, std::vector<LayerStatistics>* statistics) {
-  return std::make_unique<CudaStoreZone>(context, statistics);
+absl::StatusOr<std::unique_ptr<CudaZoneAttention>> MakeCudaStoreZone(const OpenedContext& context) {
+  return std::make_unique<CudaStoreZone>(context);
 }
 
 }  // namespace carrel::decoder

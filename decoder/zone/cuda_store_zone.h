@@ -17,8 +17,8 @@ namespace carrel::decoder {
 
 class CudaStoreZone final : public CudaZoneAttention {
  public:
-  // statistics [layers] outlives this.
-  CudaStoreZone(const OpenedContext& context, std::vector<LayerStatistics>* statistics);
+  explicit CudaStoreZone(const OpenedContext& context)
+      : CudaZoneAttention(context), zone_(context) {}
 
   absl::Status Load(int64_t block, const cuda::Stream& stream) override;
   bool asks_host() const override { return true; }
@@ -38,17 +38,19 @@ class CudaStoreZone final : public CudaZoneAttention {
   absl::Status Answer(Layer layer, int64_t n, const cuda::Stream& stream) override;
   void set_reading_prompt(bool reading) override { zone_.set_reading_prompt(reading); }
   void Cancel() override { zone_.Cancel(); }
-  void Count(int64_t, std::vector<LayerStatistics>&) const override {}  // zone_ did
+  void Count(int64_t) override {}  // zone_ did
+  std::vector<LayerStatistics> statistics() const override { return zone_.statistics(); }
 
  private:
   absl::Status Copy(float* to, const float* from, int64_t count, const cuda::Stream& stream) const;
 
-  const AttentionShape shape_;
-  const int64_t width_;  // elements of all q heads of a token
-  const bool prefetches_, measures_;
+  const AttentionShape& shape_ = context_.shape;
+  const int64_t width_ =
+      int64_t{shape_.q_heads} * shape_.head_dim;  // elements of a token's q heads
+  const bool prefetches_ = context_.config.prefetch != Prefetch::kOff;
+  const bool measures_ = context_.config.measure;
   StoreZone zone_;
-  Partial partial_;
-  std::vector<float> window_lse_;
+  Partial partial_, window_;  // of the window lse alone
   cuda::Event queries_ready_;
   cuda::PinnedBuffer<float> q_, predicted_q_, lse_;
   cuda::PinnedBuffer<float> answer_;  // [n, q_heads, head_dim] out, then [n, q_heads] lse

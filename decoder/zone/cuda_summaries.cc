@@ -1,10 +1,9 @@
 #include "decoder/zone/cuda_summaries.h"
 
-#include <cmath>
-
 #include "common/cuda/status.h"
 #include "common/status.h"
 #include "decoder/select/cuda_methods.h"
+#include "kernels/of_heads.h"
 
 namespace carrel::decoder {
 namespace {
@@ -70,12 +69,9 @@ kernels::SummaryAttentionCudaParams CudaSummaries::ToRest(Layer layer, const uin
                                                           const SelectedRows& selected, float* out,
                                                           float* lse) const {
   const LayerTable& table = layers_[static_cast<size_t>(layer.value())];
-  kernels::SummaryAttentionCudaParams params;
+  auto params = kernels::OfHeads<kernels::SummaryAttentionCudaParams>(shape_.heads);
   params.q = q;
   params.kv = selected.kv;
-  params.kv_heads = shape_.heads.kv_heads;
-  params.group = shape_.heads.group();
-  params.head_dim = shape_.heads.head_dim;
   params.ids = selection.ids;
   params.ids_stride = selection.stride;
   params.places = selected.places;
@@ -86,7 +82,6 @@ kernels::SummaryAttentionCudaParams CudaSummaries::ToRest(Layer layer, const uin
   params.base = selection.base;
   params.table = {segments_,    clusters_,      shape_.zone.rows(), table.keys,
                   table.values, table.clusters, table.row_cluster,  table.centre};
-  params.scale = 1.0f / std::sqrt(static_cast<float>(shape_.heads.head_dim));
   params.out = out;
   params.lse = lse;
   params.workspace = workspace_;

@@ -11,12 +11,14 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/cuda/stream.h"
 #include "common/ids.h"
 #include "decoder/statistics.h"
+#include "decoder/zone/opened_context.h"
 
 namespace carrel::decoder {
 
@@ -36,6 +38,8 @@ struct CudaPartial {
 
 class CudaZoneAttention {
  public:
+  explicit CudaZoneAttention(OpenedContext context)
+      : context_(std::move(context)), statistics_(StatisticsOf(context_.selections)) {}
   virtual ~CudaZoneAttention() = default;
 
   // The device memory that Load takes if none of it is shared.
@@ -90,7 +94,7 @@ class CudaZoneAttention {
   // Waits for the reply; Attend enqueues it.
   virtual absl::Status Answer(Layer, int64_t, const cuda::Stream&) { return absl::OkStatus(); }
 
-  virtual void set_reading_prompt(bool) {}
+  virtual void set_reading_prompt(bool reading) { reading_prompt_ = reading; }
   // Whether tokens attend to every row while a prompt is read, though others choose: what was captured of one token
   // is not what such a prompt's does.
   virtual bool prompt_takes_all() const { return false; }
@@ -99,18 +103,16 @@ class CudaZoneAttention {
 
   // n tokens have passed: adds them and the rows that they attended to, of all KV heads; where blocks
   // or chunks at the zone's end are short, at most.
-  virtual void Count(int64_t n, std::vector<LayerStatistics>& layers) const {
-    for (size_t l = 0; l < layers.size(); ++l) {
-      layers[l].tokens += n;
-      layers[l].rows_attended += n * attended(Layer(static_cast<int32_t>(l)));
-    }
+  virtual void Count(int64_t n) {
+    for (LayerStatistics& layer : statistics_) layer.tokens += n;
   }
-  // What CopyCounters brought.
-  virtual void AddTo(std::vector<LayerStatistics>&) const {}
+  // [layers], with what CopyCounters brought.
+  virtual std::vector<LayerStatistics> statistics() const { return statistics_; }
 
  protected:
-  // Of one token.
-  virtual int64_t attended(Layer) const { return 0; }
+  const OpenedContext context_;
+  bool reading_prompt_ = false;
+  std::vector<LayerStatistics> statistics_;
 };
 
 }  // namespace carrel::decoder

@@ -14,15 +14,24 @@ namespace {
 constexpr int64_t kUnitRows = 4096;    // of a thread's unit of work
 constexpr int64_t kSampleRows = 2048;  // that choose a head's top exponents
 
+kernels::PackedHead* LayHeads(const AttentionShape& shape, cuda::DeviceArena& arena) {
+  return arena.Take<kernels::PackedHead>(int64_t{shape.layers} * shape.kv_heads);
+}
+
 }  // namespace
 
-absl::StatusOr<CudaZoneRows> CudaZoneRows::Create(const AttentionShape& shape, RowRange zone,
-                                                  std::vector<bool> packed, int64_t max_fetch_rows,
-                                                  retrieval::Session* client,
-                                                  const HostRows* source, ThreadPool* pool,
-                                                  kernels::PackedHead* heads) {
+int64_t CudaZoneRows::DeviceBytes(const AttentionShape& shape) {
+  return cuda::DeviceArena::BytesOf([&](cuda::DeviceArena& arena) { LayHeads(shape, arena); });
+}
+
+absl::StatusOr<CudaZoneRows> CudaZoneRows::Create(const OpenedContext& context,
+                                                  std::vector<bool> packed) {
+  const AttentionShape& shape = context.shape;
+  const RowRange zone = context.zone;
   CudaZoneRows out;
-  out.device_heads_ = heads;
+  ASSIGN_OR_RETURN(out.arena_, cuda::DeviceArena::Of([&](cuda::DeviceArena& arena) {
+                     out.device_heads_ = LayHeads(shape, arena);
+                   }));
   out.shape_ = shape;
   out.zone_ = zone;
   out.packed_ = std::move(packed);
@@ -35,12 +44,12 @@ absl::StatusOr<CudaZoneRows> CudaZoneRows::Create(const AttentionShape& shape, R
     bytes += shape.kv_heads * zone.rows() * out.row_bytes(layer);
   }
   ASSIGN_OR_RETURN(out.bytes_, cuda::PinnedBuffer<uint8_t>::Create(bytes));
-  if (source != nullptr) {
-    out.CopyFrom(*source, pool);
+  if (context.rows != nullptr) {
+    out.CopyFrom(*context.rows, context.pool);
   } else {
-    RETURN_IF_ERROR(out.ReadFrom(client, max_fetch_rows, pool));
+    RETURN_IF_ERROR(out.ReadFromStore(context));
   }
-  RETURN_IF_ERROR(CopyToDevice(heads, out.heads_));
+  RETURN_IF_ERROR(CopyToDevice(out.device_heads_, out.heads_));
   const std::vector<kernels::RowPiece>& exceptions = out.adding_->all();
   ASSIGN_OR_RETURN(out.exceptions_, cuda::PinnedBuffer<kernels::RowPiece>::Create(
                                         static_cast<int64_t>(exceptions.size())));
@@ -100,17 +109,16 @@ void CudaZoneRows::ChooseTops(Layer layer, KvHead head, int64_t rows, const void
   kernels::ChooseTopExponents(v, rows, shape_.head_dim, tops.top_exponent[1]);
 }
 
-absl::Status CudaZoneRows::ReadFrom(retrieval::Session* client, int64_t max_fetch_rows,
-                                    ThreadPool* pool) {
+absl::Status CudaZoneRows::ReadFromStore(const OpenedContext& context) {
   constexpr int64_t kPartRows = 512;
   return ReadContextRows(
-      client, shape_, {&zone_, 1}, max_fetch_rows, [&](const ContextRows& block) {
+      context.client, shape_, {&zone_, 1}, context.max_fetch_rows, [&](const ContextRows& block) {
         const int64_t first = block.first - zone_.begin, bytes = int64_t{shape_.head_dim} * 2;
         // A head's first rows speak for all: what they do not foresee becomes an exception.
         if (first == 0 && is_packed(block.layer)) {
           ChooseTops(block.layer, block.head, std::min(block.rows, kSampleRows), block.k, block.v);
         }
-        pool->ParallelFor((block.rows + kPartRows - 1) / kPartRows, [&](int64_t i) {
+        context.pool->ParallelFor((block.rows + kPartRows - 1) / kPartRows, [&](int64_t i) {
           const int64_t begin = i * kPartRows, rows = std::min(kPartRows, block.rows - begin);
           Take(block.layer, block.head, first + begin, rows,
                static_cast<const char*>(block.k) + begin * bytes,

@@ -2,7 +2,7 @@
 //            they are, or packed (kernels/rows/packed_rows), which takes three quarters of the bytes.
 // Shapes:    of a layer as it is: k, v [kv_heads, rows, head_dim] bf16; packed: [kv_heads, rows,
 //            PackedRowBytes(head_dim)].
-// Ownership: keeps neither client nor source; `heads` outlive this.
+// Ownership: keeps nothing of the context.
 // Errors:    ResourceExhausted pinned memory; those of the store.
 // Threads:   any, once made.
 #pragma once
@@ -12,27 +12,24 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/cuda/arena.h"
 #include "common/cuda/buffer.h"
 #include "common/ids.h"
 #include "common/thread_pool.h"
-#include "decoder/select/host_rows.h"
+#include "decoder/zone/opened_context.h"
 #include "kernels/kv_view.h"
 #include "kernels/rows/packed_rows/packed_rows_cuda.h"
-
-namespace carrel::retrieval {
-class Session;
-}
 
 namespace carrel::decoder {
 
 class CudaZoneRows {
  public:
-  // packed: [layers]; heads: device memory, [layers, kv_heads]. Copies the zone from `source` if it is
-  // given, otherwise reads it from the store.
-  static absl::StatusOr<CudaZoneRows> Create(const AttentionShape& shape, RowRange zone,
-                                             std::vector<bool> packed, int64_t max_fetch_rows,
-                                             retrieval::Session* client, const HostRows* source,
-                                             ThreadPool* pool, kernels::PackedHead* heads);
+  // packed: [layers]. Copies the zone from context.rows if they are given, otherwise reads it from the
+  // store.
+  static absl::StatusOr<CudaZoneRows> Create(const OpenedContext& context,
+                                             std::vector<bool> packed);
+  // What that takes of the device.
+  static int64_t DeviceBytes(const AttentionShape& shape);
   CudaZoneRows() = default;
 
   bool is_packed(Layer layer) const { return packed_[static_cast<size_t>(layer.value())]; }
@@ -50,7 +47,7 @@ class CudaZoneRows {
   // Consecutive rows of one head, counted from the zone's first.
   void Take(Layer layer, KvHead head, int64_t first, int64_t rows, const void* k, const void* v);
   void ChooseTops(Layer layer, KvHead head, int64_t rows, const void* k, const void* v);
-  absl::Status ReadFrom(retrieval::Session* client, int64_t max_fetch_rows, ThreadPool* pool);
+  absl::Status ReadFromStore(const OpenedContext& context);
   void CopyFrom(const HostRows& source, ThreadPool* pool);
   size_t HeadIndex(Layer layer, KvHead head) const {
     return static_cast<size_t>(layer.value() * shape_.kv_heads + head.value());
@@ -63,6 +60,7 @@ class CudaZoneRows {
   std::vector<int64_t> at_;     // of each layer in bytes_
   cuda::PinnedBuffer<uint8_t> bytes_;
   std::vector<kernels::PackedHead> heads_;  // [layers, kv_heads]
+  cuda::DeviceArena arena_;                 // of device_heads_
   kernels::PackedHead* device_heads_ = nullptr;
   std::unique_ptr<kernels::ExceptionPieces> adding_;  // until they are all there
   cuda::PinnedBuffer<kernels::RowPiece> exceptions_;

@@ -1,10 +1,9 @@
 #include "decoder/zone/cuda_zone_work.h"
 
-#include <cmath>
-
 #include "common/cuda/status.h"
 #include "common/status.h"
 #include "kernels/attention/prefill_attention/prefill_attention_cuda.h"
+#include "kernels/of_heads.h"
 
 namespace carrel::decoder {
 
@@ -24,19 +23,15 @@ absl::Status CudaZoneWork::Launch(const cuda::Stream& stream) const {
 absl::Status AttendBlock(const AttentionShape& heads, const CudaQueries& queries,
                          const kernels::KvView& kv, int64_t first, int64_t rows,
                          const CudaPartial& to, const cuda::Stream& stream) {
-  const float scale = 1.0f / std::sqrt(static_cast<float>(heads.head_dim));
-  const kernels::PrefillAttentionCudaParams params = {.q = queries.rounded,
-                                                      .kv = kv,
-                                                      .n = queries.n,
-                                                      .first_position = first,
-                                                      .rows = rows,
-                                                      .q_heads = heads.q_heads,
-                                                      .kv_heads = heads.kv_heads,
-                                                      .head_dim = heads.head_dim,
-                                                      .scale = scale,
-                                                      .out_exact = to.out,
-                                                      .lse = to.lse,
-                                                      .room = queries.room};
+  auto params = kernels::OfHeads<kernels::PrefillAttentionCudaParams>(heads);
+  params.q = queries.rounded;
+  params.kv = kv;
+  params.n = queries.n;
+  params.first_position = first;
+  params.rows = rows;
+  params.out_exact = to.out;
+  params.lse = to.lse;
+  params.room = queries.room;
   RETURN_IF_CUDA_ERROR(kernels::PrefillAttentionCuda(params, stream.get()));
   return absl::OkStatus();
 }

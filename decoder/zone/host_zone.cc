@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <memory>
 #include <utility>
 
@@ -13,6 +12,7 @@
 #include "decoder/zone/retrieval_meter.h"
 #include "kernels/attention/sparse_attention/sparse_attention.h"
 #include "kernels/attention/sparse_attention/sparse_spans.h"
+#include "kernels/of_heads.h"
 
 namespace carrel::decoder {
 namespace {
@@ -36,9 +36,8 @@ std::vector<RowRange> SpansOf(RowRange zone) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<HostZone>> HostZone::Create(
-    const HostZoneOptions& options, const OpenedContext& context,
-    std::vector<LayerStatistics>* statistics) {
+absl::StatusOr<std::unique_ptr<HostZone>> HostZone::Create(const HostZoneOptions& options,
+                                                           const OpenedContext& context) {
   const RetrievalConfig& config = context.config;
   CARREL_CHECK(context.rows != nullptr);
   if (config.estimate == Estimate::kOn && !context.rows->has_summaries()) {
@@ -53,44 +52,32 @@ absl::StatusOr<std::unique_ptr<HostZone>> HostZone::Create(
   ASSIGN_OR_RETURN(
       std::unique_ptr<RowSelector> selector,
       MakeRowSelector(options.selector, heads.shape, heads.zone, *heads.rows, heads.pool));
-  return std::unique_ptr<HostZone>(new HostZone(heads, std::move(selector), statistics));
+  return std::unique_ptr<HostZone>(new HostZone(std::move(heads), std::move(selector)));
 }
 
-HostZone::HostZone(const OpenedContext& context, std::unique_ptr<RowSelector> selector,
-                   std::vector<LayerStatistics>* statistics)
-    : config_(context.config),
-      shape_(context.shape),
-      zone_(context.zone),
-      selections_(context.selections),
-      estimate_(config_.estimate != Estimate::kOff && context.rows->has_summaries()),
-      prompt_takes_all_(PromptTakesAll(config_, context.device)),
-      scale_(1.0f / std::sqrt(static_cast<float>(shape_.head_dim))),
-      rows_(context.rows),
+HostZone::HostZone(OpenedContext context, std::unique_ptr<RowSelector> selector)
+    : ZoneAttention(std::move(context)),
+      rows_(*context_.rows),
+      estimate_(config_.estimate != Estimate::kOff && rows_.has_summaries()),
+      prompt_takes_all_(PromptTakesAll(config_, context_.device)),
       selector_(std::move(selector)),
-      pool_(context.pool),
-      statistics_(statistics),
       steps_(static_cast<size_t>(shape_.layers)),
-      selected_(static_cast<size_t>(shape_.kv_heads)) {
-  for (int32_t layer = 0; layer < shape_.layers; ++layer) {
-    (*statistics_)[layer].selection = selections_[static_cast<size_t>(layer)];
-  }
-}
-
-absl::Status HostZone::Prefetch(Layer, const float*, int64_t) { return absl::OkStatus(); }
+      selected_(static_cast<size_t>(shape_.kv_heads)) {}
 
 absl::Status HostZone::Start(Layer layer, const float*, int64_t n) {
-  (*statistics_)[layer.value()].tokens += n;
+  statistics_of(layer).tokens += n;
   return absl::OkStatus();
 }
 
 absl::Status HostZone::Finish(Layer layer, const float* q, int64_t n, Partial& partial) {
-  partial.Reset(n, shape_.q_heads, shape_.head_dim);
+  partial.Reset(n, shape_);
   if (zone_.rows() == 0) return absl::OkStatus();
   const auto at = static_cast<size_t>(layer.value());
   const bool whole_prompt = reading_prompt_ && prompt_takes_all_;
-  if (!whole_prompt && !select::IsAll(selections_[at])) return AttendSelected(layer, q, n, partial);
+  if (!whole_prompt && !select::IsAll(context_.selections[at]))
+    return AttendSelected(layer, q, n, partial);
   AttendAll(layer, q, n, partial);
-  LayerStatistics& statistics = (*statistics_)[at];
+  LayerStatistics& statistics = statistics_of(layer);
   const int64_t rows = zone_.rows() * shape_.kv_heads * n;
   if (whole_prompt) {
     steps_[at] = 0;
@@ -103,24 +90,21 @@ absl::Status HostZone::Finish(Layer layer, const float* q, int64_t n, Partial& p
   return absl::OkStatus();
 }
 
-absl::Status HostZone::AttendRows(Layer layer, KvHead head, const float* q, int64_t token,
-                                  const std::vector<Position>& rows, const float* bound,
-                                  Partial& partial) const {
+absl::Status HostZone::AttendChosen(Layer layer, KvHead head, const float* q, int64_t token,
+                                    const std::vector<Position>& rows, const float* bound,
+                                    Partial& partial) const {
   thread_local std::vector<const void*> k, v;
   thread_local std::vector<float> scores, states;
-  const int64_t d = shape_.head_dim, group = shape_.group(), q_head = head.value() * group;
-  const HeadView& of_head = rows_->At(layer, head);
+  const int64_t d = shape_.head_dim, group = shape_.group();
+  const HeadView& of_head = rows_.At(layer, head);
   k.resize(rows.size());
   v.resize(rows.size());
   scores.resize(static_cast<size_t>(group) * rows.size());
-  kernels::SparseAttentionParams params;
-  params.q = q + (token * shape_.q_heads + q_head) * d;
-  params.group = group;
+  auto params = kernels::OfHeads<kernels::SparseAttentionParams>(shape_);
+  params.q = q + (token * shape_.q_heads + head.value() * group) * d;
   params.rows = static_cast<int64_t>(rows.size());
   params.k = k.data();
   params.v = v.data();
-  params.head_dim = d;
-  params.scale = scale_;
   params.scores = scores.data();
   const int64_t spans = kernels::SparseSpans(params.rows), floats = group * (d + 1);
   states.resize(static_cast<size_t>(2 * floats + kernels::SparseSpanFloats(params)));
@@ -138,48 +122,21 @@ absl::Status HostZone::AttendRows(Layer layer, KvHead head, const float* q, int6
         kernels::SparseAttentionSpan(params, span, others);
       });
   kernels::MergeSparseSpans(params, params.lse + group);
-  partial.Merge(token, shape_.q_heads, q_head, group, d, params.out, params.lse);
+  partial.Merge(shape_, token, head, params.out);
   if (!estimate_ || params.rows == zone_.rows()) return absl::OkStatus();
-  RETURN_IF_ERROR(rows_->EstimateRest(layer, head,
-                                      {.queries = params.q,
-                                       .group = group,
-                                       .scale = scale_,
-                                       .zone = zone_,
-                                       .selected = rows,
-                                       .scores = params.scores,
-                                       .bound = bound,
-                                       .pool = pool_,
-                                       .out = rest,
-                                       .lse = rest + group * d}));
-  partial.Merge(token, shape_.q_heads, q_head, group, d, rest, rest + group * d);
+  RETURN_IF_ERROR(rows_.EstimateRest(layer, head,
+                                     {.queries = params.q,
+                                      .group = group,
+                                      .scale = params.scale,
+                                      .zone = zone_,
+                                      .selected = rows,
+                                      .scores = params.scores,
+                                      .bound = bound,
+                                      .pool = pool_,
+                                      .out = rest,
+                                      .lse = rest + group * d}));
+  partial.Merge(shape_, token, head, rest);
   return absl::OkStatus();
-}
-
-void HostZone::AttendSpan(Layer layer, KvHead head, const float* q, int64_t token, RowRange span,
-                          float* state) const {
-  thread_local std::vector<const void*> k, v;
-  thread_local std::vector<float> scores;
-  const int64_t d = shape_.head_dim, group = shape_.group(), rows = span.rows();
-  const HeadView& of_head = rows_->At(layer, head);
-  k.resize(static_cast<size_t>(rows));
-  v.resize(static_cast<size_t>(rows));
-  for (int64_t j = 0; j < rows; ++j) {
-    k[static_cast<size_t>(j)] = of_head.Key(span.begin + j);
-    v[static_cast<size_t>(j)] = of_head.Value(span.begin + j);
-  }
-  scores.resize(static_cast<size_t>(group * rows));
-  kernels::SparseAttentionParams params;
-  params.q = q + (token * shape_.q_heads + head.value() * group) * d;
-  params.group = group;
-  params.k = k.data();
-  params.v = v.data();
-  params.rows = rows;
-  params.head_dim = d;
-  params.scale = scale_;
-  params.scores = scores.data();
-  params.out = state;
-  params.lse = state + group * d;
-  kernels::SparseAttention(params);
 }
 
 // Spans of a token and head are merged in order: one by one, where there are units enough, else by who
@@ -188,30 +145,41 @@ void HostZone::AttendAll(Layer layer, const float* q, int64_t n, Partial& partia
   const std::vector<RowRange> spans = SpansOf(zone_);
   const auto count = static_cast<int64_t>(spans.size());
   const int64_t heads = shape_.kv_heads, group = shape_.group(), d = shape_.head_dim;
-  const int64_t width = group * (d + 1);
+  const int64_t units = n * heads, width = group * (d + 1);
   const auto head_of = [&](int64_t unit) { return KvHead(static_cast<int32_t>(unit % heads)); };
-  const auto merge = [&](int64_t unit, const float* state) {
-    partial.Merge(unit / heads, shape_.q_heads, unit % heads * group, group, d, state,
-                  state + group * d);
+  // Of a token and head; state: out [group, head_dim], lse [group].
+  const auto attend = [&](int64_t unit, const RowRange& span, float* state) {
+    thread_local std::vector<const void*> k, v;
+    const HeadView& of_head = rows_.At(layer, head_of(unit));
+    k.clear();
+    v.clear();
+    for (Position row = span.begin; row < span.end; ++row) {
+      k.push_back(of_head.Key(row));
+      v.push_back(of_head.Value(row));
+    }
+    const int64_t q_head = unit / heads * shape_.q_heads + unit % heads * group;
+    AttendRows(shape_, q + q_head * d, k, v, state);
   };
-  if (n * heads >= kUnitsPerThread * (pool_->threads() + 1)) {
-    pool_->ParallelFor(n * heads, [&](int64_t unit) {
+  const auto merge = [&](int64_t unit, const float* state) {
+    partial.Merge(shape_, unit / heads, head_of(unit), state);
+  };
+  if (units >= kUnitsPerThread * (pool_->threads() + 1)) {
+    pool_->ParallelFor(units, [&](int64_t unit) {
       thread_local std::vector<float> state;
       state.resize(static_cast<size_t>(width));
       for (const RowRange& span : spans) {
-        AttendSpan(layer, head_of(unit), q, unit / heads, span, state.data());
+        attend(unit, span, state.data());
         merge(unit, state.data());
       }
     });
     return;
   }
   const auto states =
-      std::make_unique_for_overwrite<float[]>(static_cast<size_t>(n * heads * count * width));
-  std::vector<std::atomic<int64_t>> done(static_cast<size_t>(n * heads));
-  pool_->ParallelFor(n * heads * count, [&](int64_t i) {
+      std::make_unique_for_overwrite<float[]>(static_cast<size_t>(units * count * width));
+  std::vector<std::atomic<int64_t>> done(static_cast<size_t>(units));
+  pool_->ParallelFor(units * count, [&](int64_t i) {
     const int64_t unit = i / count;
-    AttendSpan(layer, head_of(unit), q, unit / heads, spans[static_cast<size_t>(i % count)],
-               states.get() + i * width);
+    attend(unit, spans[static_cast<size_t>(i % count)], states.get() + i * width);
     if (done[static_cast<size_t>(unit)].fetch_add(1) + 1 < count) return;
     for (int64_t j = 0; j < count; ++j) merge(unit, states.get() + (unit * count + j) * width);
   });
@@ -222,7 +190,8 @@ absl::Status HostZone::AttendSelected(Layer layer, const float* q, int64_t n, Pa
   const int64_t block = reading_prompt_ ? selector_->block_tokens() : 1;
   int64_t& step = steps_[static_cast<size_t>(layer.value())];
   if (reading_prompt_) step = 0;
-  const auto& top_k = std::get<select::TopK>(selections_[static_cast<size_t>(layer.value())]);
+  const auto& top_k =
+      std::get<select::TopK>(context_.selections[static_cast<size_t>(layer.value())]);
   std::vector<int64_t> attended(selected_.size());
   std::vector<absl::Status> statuses(selected_.size());
   pool_->ParallelFor(shape_.kv_heads, [&](int64_t h) {
@@ -251,14 +220,14 @@ absl::Status HostZone::AttendSelected(Layer layer, const float* q, int64_t n, Pa
                                  ? nullptr
                                  : &selection.bound[static_cast<size_t>((i - first) * group)];
         statuses[static_cast<size_t>(h)].Update(
-            AttendRows(layer, head, q, i, selection.rows, bound, partial));
+            AttendChosen(layer, head, q, i, selection.rows, bound, partial));
       }
       attended[static_cast<size_t>(h)] += tokens * static_cast<int64_t>(selection.rows.size());
     }
   });
   for (const absl::Status& status : statuses) RETURN_IF_ERROR(status);
   if (!reading_prompt_) step += n;
-  LayerStatistics& statistics = (*statistics_)[layer.value()];
+  LayerStatistics& statistics = statistics_of(layer);
   statistics.estimated = estimate_;
   for (size_t h = 0; h < selected_.size(); ++h) {
     statistics.candidates += selected_[h].keys_scored;
@@ -270,18 +239,13 @@ absl::Status HostZone::AttendSelected(Layer layer, const float* q, int64_t n, Pa
 }
 
 absl::Status HostZone::Measure(Layer layer, const float* q, int64_t n, const Partial& zone,
-                               const std::vector<float>& window_lse) {
+                               const Partial& window) {
   if (!config_.measure || zone_.rows() == 0) return absl::OkStatus();
-  every_row_.Reset(n, shape_.q_heads, shape_.head_dim);
-  AttendAll(layer, q, n, every_row_);
-  AddMass(every_row_.lse, zone.lse, window_lse, (*statistics_)[layer.value()]);
-  return absl::OkStatus();
-}
-
-absl::Status HostZone::MeasureOutput(Layer layer, const float*, int64_t n, const Partial& zone,
-                                     const Partial& window) {
-  if (!config_.measure || zone_.rows() == 0) return absl::OkStatus();
-  AddOutputErrors(window, zone, every_row_, n, shape_, (*statistics_)[layer.value()].output_error);
+  Partial every_row;
+  every_row.Reset(n, shape_);
+  AttendAll(layer, q, n, every_row);
+  AddMass(every_row.lse, zone.lse, window.lse, statistics_of(layer));
+  AddOutputErrors(window, zone, every_row, n, shape_, statistics_of(layer).output_error);
   return absl::OkStatus();
 }
 

@@ -30,16 +30,16 @@ class HostZoneTest : public testing::Test {
     context.zone = zone;
     context.pool = &pool;
     context.rows = rows;
-    std::vector<LayerStatistics> statistics(1);
-    auto host = HostZone::Create({*ParseSelector("exact")}, context, &statistics);
+    auto host = HostZone::Create({*ParseSelector("exact")}, context);
     EXPECT_TRUE(host.ok()) << host.status();
     Partial partial;
     const int64_t n = static_cast<int64_t>(q.size()) / (kShape.q_heads * kShape.head_dim);
     (*host)->set_reading_prompt(whole_prompt);
     EXPECT_TRUE((*host)->Start(Layer(0), q.data(), n).ok());
     EXPECT_TRUE((*host)->Finish(Layer(0), q.data(), n, partial).ok());
-    EXPECT_EQ(statistics[0].whole_tokens, whole_prompt ? n : 0);
-    EXPECT_EQ(statistics[0].whole_rows, whole_prompt ? n * kShape.kv_heads * zone.rows() : 0);
+    const LayerStatistics& statistics = (*host)->statistics()[0];
+    EXPECT_EQ(statistics.whole_tokens, whole_prompt ? n : 0);
+    EXPECT_EQ(statistics.whole_rows, whole_prompt ? n * kShape.kv_heads * zone.rows() : 0);
     return partial;
   }
 

@@ -1,6 +1,3 @@
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "decoder/select/cuda_row_selector.h"
 #include "decoder/zone/cuda_device_zone.h"
 #include "decoder/zone/cuda_host_zone.h"
 #include "decoder/zone/make_zone.h"
@@ -10,7 +7,7 @@ namespace {
 
 using Made = absl::StatusOr<std::unique_ptr<CudaZoneAttention>>;
 
-constexpr Made (*kPlainZones[])(const OpenedContext&, std::vector<LayerStatistics>*) = {
+constexpr Made (*kPlainZones[])(const OpenedContext&) = {
 #define CARREL_ZONE(Name, name) nullptr,  // ValidateDeviceConfig
 #define CARREL_GPU_ZONE(Name, name) MakeCuda##Name##Zone,
 #include "decoder/zone/zones.def"
@@ -21,36 +18,23 @@ constexpr Made (*kPlainZones[])(const OpenedContext&, std::vector<LayerStatistic
 // One overload for each of ZoneOptions.
 struct CudaMaker {
   const OpenedContext& context;
-  std::vector<LayerStatistics>* statistics;
 
   Made operator()(const PlainZoneOptions& options) const {
-    return kPlainZones[static_cast<size_t>(options.kind)](context, statistics);
+    return kPlainZones[static_cast<size_t>(options.kind)](context);
   }
   Made operator()(const HostZoneOptions& options) const {
     return CudaHostZone::Create(options, context);
   }
-  Made operator()(const DeviceZoneOptions& options) const {
-    return std::make_unique<CudaDeviceZone>(options, context);
+  Made operator()(const DeviceZoneOptions&) const {
+    return std::make_unique<CudaDeviceZone>(context);
   }
 };
 
 }  // namespace
 
-std::string SharedZoneKey(const OpenedContext& context, const std::string& place,
-                          const SelectorConfig& method, const CudaZoneShape& shape) {
-  int device = 0;
-  if (context.content_id.empty() || cudaGetDevice(&device) != cudaSuccess) return "";
-  return absl::StrCat(place, " ", device, " ", context.content_id, " ", shape.zone.begin, " ",
-                      shape.zone.end, " ", DescribeSelector(method), " ",
-                      absl::StrJoin(shape.budgets, ","), " ",
-                      absl::StrJoin(shape.head_budgets, ","));
-}
-
-Made MakeCudaZone(const OpenedContext& context, std::vector<LayerStatistics>* statistics) {
-  for (size_t l = 0; l < context.selections.size(); ++l)
-    (*statistics)[l].selection = context.selections[l];
-  if (context.zone.rows() == 0) return std::make_unique<CudaZoneAttention>();
-  return std::visit(CudaMaker{context, statistics}, context.config.zone);
+Made MakeCudaZone(const OpenedContext& context) {
+  if (context.zone.rows() == 0) return std::make_unique<CudaZoneAttention>(context);
+  return std::visit(CudaMaker{context}, context.config.zone);
 }
 
 }  // namespace carrel::decoder

@@ -7,7 +7,7 @@ namespace {
 
 using Made = absl::StatusOr<std::unique_ptr<ZoneAttention>>;
 
-constexpr Made (*kPlainZones[])(const OpenedContext&, std::vector<LayerStatistics>*) = {
+constexpr Made (*kPlainZones[])(const OpenedContext&) = {
 #define CARREL_ZONE(Name, name) Make##Name##Zone,
 #define CARREL_GPU_ZONE CARREL_ZONE
 #include "decoder/zone/zones.def"
@@ -18,14 +18,13 @@ constexpr Made (*kPlainZones[])(const OpenedContext&, std::vector<LayerStatistic
 // One overload for each of ZoneOptions.
 struct Maker {
   const OpenedContext& context;
-  std::vector<LayerStatistics>* statistics;
 
   Made operator()(const PlainZoneOptions& options) const {
-    return kPlainZones[static_cast<size_t>(options.kind)](context, statistics);
+    return kPlainZones[static_cast<size_t>(options.kind)](context);
   }
   Made operator()(const HostZoneOptions& options) const {
-    if (ScansHere(context.config, context.device)) return MakeStoreZone(context, statistics);
-    return HostZone::Create(options, context, statistics);
+    if (ScansHere(context.config, context.device)) return MakeStoreZone(context);
+    return HostZone::Create(options, context);
   }
   Made operator()(const DeviceZoneOptions&) const {
     return absl::InternalError("a zone on a GPU, and no GPU");  // ValidateDeviceConfig
@@ -34,8 +33,8 @@ struct Maker {
 
 }  // namespace
 
-Made MakeZone(const OpenedContext& context, std::vector<LayerStatistics>* statistics) {
-  return std::visit(Maker{context, statistics}, context.config.zone);
+Made MakeZone(const OpenedContext& context) {
+  return std::visit(Maker{context}, context.config.zone);
 }
 
 }  // namespace carrel::decoder

@@ -1,13 +1,11 @@
 // What:      makes the zone that the options name. The only place that looks at where a zone lives.
 // Errors:    those of HostZone::Create, PlanBanks.
-// Ownership: as OpenedContext; statistics [layers] outlives the zone.
+// Ownership: as OpenedContext.
 #pragma once
 
 #include <memory>
-#include <vector>
 
 #include "absl/status/statusor.h"
-#include "decoder/statistics.h"
 #include "decoder/zone/opened_context.h"
 #include "decoder/zone/zone_attention.h"
 
@@ -15,21 +13,18 @@ namespace carrel::decoder {
 
 class CudaZoneAttention;
 
-absl::StatusOr<std::unique_ptr<ZoneAttention>> MakeZone(const OpenedContext& context,
-                                                        std::vector<LayerStatistics>* statistics);
+absl::StatusOr<std::unique_ptr<ZoneAttention>> MakeZone(const OpenedContext& context);
 
 // In a build with CUDA. Takes no device memory before Load.
-absl::StatusOr<std::unique_ptr<CudaZoneAttention>> MakeCudaZone(
-    const OpenedContext& context, std::vector<LayerStatistics>* statistics);
+absl::StatusOr<std::unique_ptr<CudaZoneAttention>> MakeCudaZone(const OpenedContext& context);
 
 // Of zones.def, each beside its zone; those of a GPU in a build with CUDA.
-#define CARREL_ZONE(Name, name)                                    \
-  absl::StatusOr<std::unique_ptr<ZoneAttention>> Make##Name##Zone( \
-      const OpenedContext& context, std::vector<LayerStatistics>* statistics);
+#define CARREL_ZONE(Name, name) \
+  absl::StatusOr<std::unique_ptr<ZoneAttention>> Make##Name##Zone(const OpenedContext& context);
 #define CARREL_GPU_ZONE(Name, name)                                        \
   CARREL_ZONE(Name, name)                                                  \
   absl::StatusOr<std::unique_ptr<CudaZoneAttention>> MakeCuda##Name##Zone( \
-      const OpenedContext& context, std::vector<LayerStatistics>* statistics);
+      const OpenedContext& context);
 #include "decoder/zone/zones.def"
 #undef CARREL_ZONE
 #undef CARREL_GPU_ZONE

@@ -34,9 +34,4 @@ struct OpenedContext {
   std::shared_ptr<const HostRows> rows;  // where TakesHostRows and they can be had
 };
 
-// What parts of a zone that sequences share depend on (shared.h); empty where the content has no id.
-struct CudaZoneShape;
-std::string SharedZoneKey(const OpenedContext& context, const std::string& place,
-                          const SelectorConfig& method, const CudaZoneShape& shape);
-
 }  // namespace carrel::decoder

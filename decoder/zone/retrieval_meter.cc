@@ -66,15 +66,15 @@ absl::StatusOr<std::vector<float>> RetrievalMeter::LseOfRows(
   ASSIGN_OR_RETURN(const retrieval::RequestId id, queries_.client()->Send(std::move(query)));
   ASSIGN_OR_RETURN(const std::vector<retrieval::Part> parts, queries_.Receive(id, nullptr));
   Partial rows;
-  rows.Reset(n, queries_.shape().q_heads, queries_.shape().head_dim);
+  rows.Reset(n, queries_.shape());
   for (const retrieval::Part& part : parts) RETURN_IF_ERROR(queries_.MergeAttend(part, n, rows));
   return std::move(rows.lse);
 }
 
 absl::StatusOr<std::vector<double>> RetrievalMeter::Hits(Layer layer, const float* q, int64_t n,
                                                          const Ahead& ahead,
-                                                         const CandidateRows& truth) const {
-  LayerStatistics& statistics = StatisticsOf(layer);
+                                                         const CandidateRows& truth,
+                                                         LayerStatistics& statistics) const {
   const auto shares = [&](const CandidateRows& found, Mean& mean) {
     std::vector<double> of_tokens;
     for (int64_t token = 0; token < n; ++token) {
@@ -100,12 +100,13 @@ absl::StatusOr<std::vector<double>> RetrievalMeter::Hits(Layer layer, const floa
   return shares(chosen, statistics.kept_rate);
 }
 
-absl::StatusOr<std::vector<double>> RetrievalMeter::Measure(
-    Layer layer, const float* q, int64_t n, const Ahead& ahead, bool calibrates,
-    const Partial& zone, const std::vector<float>& window_lse) const {
+absl::StatusOr<std::vector<double>> RetrievalMeter::Measure(Layer layer, const float* q, int64_t n,
+                                                            const Ahead& ahead, bool calibrates,
+                                                            const Partial& zone,
+                                                            const Partial& window,
+                                                            LayerStatistics& statistics) const {
   const bool measures = measures_ && queries_.zone().rows() > 0;
   const bool hits_wanted = ahead.request.has_value() && (measures || calibrates);
-  LayerStatistics& statistics = StatisticsOf(layer);
   std::vector<double> hits;
   if (queries_.all_rows(layer)) {
     if (!measures) return hits;
@@ -118,21 +119,21 @@ absl::StatusOr<std::vector<double>> RetrievalMeter::Measure(
   ASSIGN_OR_RETURN(const CandidateRows truth,
                    AskIds(queries_.Make(layer, q, n), n, measures ? &zone_lse : nullptr));
   if (hits_wanted) {
-    ASSIGN_OR_RETURN(hits, Hits(layer, q, n, ahead, truth));
+    ASSIGN_OR_RETURN(hits, Hits(layer, q, n, ahead, truth, statistics));
   }
   if (!measures) return hits;
   std::vector<float> rows_lse = zone.lse;
   if (queries_.estimates()) {  // zone.lse counts rows that were not attended, too
     ASSIGN_OR_RETURN(rows_lse, LseOfRows(layer, q, n, ahead.request));
   }
-  AddMass(zone_lse, rows_lse, window_lse, statistics);
+  AddMass(zone_lse, rows_lse, window.lse, statistics);
   return hits;
 }
 
 absl::Status RetrievalMeter::MeasureOutput(Layer layer, const float* q, int64_t n,
-                                           const Partial& zone, const Partial& window) const {
-  if (!measures_ || queries_.zone().rows() == 0) return absl::OkStatus();
-  LayerStatistics& statistics = StatisticsOf(layer);
+                                           const Partial& zone, const Partial& window,
+                                           LayerStatistics& statistics) const {
+  if (!measures_ || queries_.zone().rows() == 0 || window.out.empty()) return absl::OkStatus();
   if (queries_.all_rows(layer)) {
     for (int64_t i = 0; i < n; ++i) statistics.output_error.Add(0);
     return absl::OkStatus();
@@ -141,7 +142,7 @@ absl::Status RetrievalMeter::MeasureOutput(Layer layer, const float* q, int64_t 
                    queries_.client()->Send(queries_.MakeDense(layer, q, n)));
   ASSIGN_OR_RETURN(const std::vector<retrieval::Part> parts, queries_.Receive(id, nullptr));
   Partial dense;
-  dense.Reset(n, queries_.shape().q_heads, queries_.shape().head_dim);
+  dense.Reset(n, queries_.shape());
   for (const retrieval::Part& part : parts) RETURN_IF_ERROR(queries_.MergeAttend(part, n, dense));
   AddOutputErrors(window, zone, dense, n, queries_.shape(), statistics.output_error);
   return absl::OkStatus();

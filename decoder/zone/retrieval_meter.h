@@ -3,7 +3,7 @@
 // Math:      mass: sum of exp(score - lse) of the attended rows over the zone, or over zone and window.
 //            Hit rate: share of the true top_k among other rows, as sets.
 // Errors:    those of the store.
-// Ownership: queries and statistics outlive it.
+// Ownership: queries outlive it.
 // Threads:   one.
 #pragma once
 
@@ -27,10 +27,7 @@ void AddMass(const std::vector<float>& zone_lse, const std::vector<float>& rows_
 
 class RetrievalMeter {
  public:
-  // measures: whether to the statistics; otherwise only hits that a threshold is calibrated by.
-  RetrievalMeter(const StoreQueries* queries, bool measures,
-                 std::vector<LayerStatistics>* statistics)
-      : queries_(*queries), measures_(measures), statistics_(*statistics) {}
+  explicit RetrievalMeter(const StoreQueries* queries) : queries_(*queries) {}
 
   // What was asked ahead for the layer's block of tokens.
   struct Ahead {
@@ -41,11 +38,11 @@ class RetrievalMeter {
   // none were asked, or neither measuring nor calibrating wants to know.
   absl::StatusOr<std::vector<double>> Measure(Layer layer, const float* q, int64_t n,
                                               const Ahead& ahead, bool calibrates,
-                                              const Partial& zone,
-                                              const std::vector<float>& window_lse) const;
+                                              const Partial& zone, const Partial& window,
+                                              LayerStatistics& statistics) const;
   // The error of the output against attention over every row.
   absl::Status MeasureOutput(Layer layer, const float* q, int64_t n, const Partial& zone,
-                             const Partial& window) const;
+                             const Partial& window, LayerStatistics& statistics) const;
 
  private:
   // What a query for ids brings; zone_lse, if it is wanted: [n, q_heads].
@@ -58,14 +55,12 @@ class RetrievalMeter {
   absl::StatusOr<std::vector<float>> LseOfRows(Layer layer, const float* q, int64_t n,
                                                std::optional<retrieval::RequestId> among) const;
   absl::StatusOr<std::vector<double>> Hits(Layer layer, const float* q, int64_t n,
-                                           const Ahead& ahead, const CandidateRows& truth) const;
-  LayerStatistics& StatisticsOf(Layer layer) const {
-    return statistics_[static_cast<size_t>(layer.value())];
-  }
+                                           const Ahead& ahead, const CandidateRows& truth,
+                                           LayerStatistics& statistics) const;
 
   const StoreQueries& queries_;
-  const bool measures_;
-  std::vector<LayerStatistics>& statistics_;
+  // Whether to the statistics; otherwise only hits that a threshold is calibrated by.
+  const bool measures_ = queries_.context().config.measure;
 };
 
 }  // namespace carrel::decoder

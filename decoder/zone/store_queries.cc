@@ -11,26 +11,22 @@
 #include "common/status.h"
 
 namespace carrel::decoder {
-StoreQueries::StoreQueries(const OpenedContext& context)
-    : config_(context.config),
-      content_id_(context.content_id),
-      shape_(context.shape),
-      zone_(context.zone),
-      estimate_(Estimates(config_, context.has_summaries)),
-      scan_(ScansHere(config_, context.device)),
-      prompt_takes_all_(PromptTakesAll(config_, context.device)),
-      max_top_k_(context.max_top_k),
-      selections_(context.selections),
-      client_(context.client) {}
+StoreQueries::StoreQueries(const OpenedContext* context)
+    : context_(*context),
+      estimate_(Estimates(context_.config, context_.has_summaries)),
+      scan_(ScansHere(context_.config, context_.device)),
+      prompt_takes_all_(PromptTakesAll(context_.config, context_.device)) {}
 
 std::string StoreQueries::batch_key() const {
-  if (config_.want != Want::kAttend || config_.prefetch != Prefetch::kOff || config_.measure ||
-      prompt_takes_all_ || content_id_.empty()) {
+  const RetrievalConfig& config = context_.config;
+  if (config.want != Want::kAttend || config.prefetch != Prefetch::kOff || config.measure ||
+      prompt_takes_all_ || context_.content_id.empty()) {
     return "";
   }
-  std::string key = absl::StrCat(content_id_, " ", zone_.begin, " ", zone_.end, " ", config_.effort,
-                                 estimate_ ? " estimated" : "", scan_ ? " scanned" : "");
-  for (const select::Selection& selection : selections_) {
+  std::string key =
+      absl::StrCat(context_.content_id, " ", zone().begin, " ", zone().end, " ", config.effort,
+                   estimate_ ? " estimated" : "", scan_ ? " scanned" : "");
+  for (const select::Selection& selection : context_.selections) {
     const auto* const top_k = std::get_if<select::TopK>(&selection);
     if (top_k == nullptr && !select::IsAll(selection)) return "";  // as many as scores say
     if (top_k == nullptr) {
@@ -46,10 +42,10 @@ retrieval::Query StoreQueries::Make(Layer layer, const float* q, int64_t n) cons
   retrieval::Query query;
   query.layer = layer;
   query.tokens = n;
-  query.queries.assign(q, q + n * shape_.q_heads * shape_.head_dim);
+  query.queries.assign(q, q + n * shape().q_heads * shape().head_dim);
   query.selection = selection(layer);
-  query.want = config_.want;
-  query.effort = config_.effort;
+  query.want = context_.config.want;
+  query.effort = context_.config.effort;
   query.estimate = estimate_ && !all_rows(layer);
   query.scan = scan_;
   return query;
@@ -61,7 +57,7 @@ absl::Status StoreQueries::Attend(Layer layer, const float* q, int64_t n, bool a
   reply.out = partial.out.data();
   reply.lse = partial.lse.data();
   const absl::Time start = absl::Now();
-  RETURN_IF_ERROR(client_->Attend(all ? MakeDense(layer, q, n) : Make(layer, q, n), reply));
+  RETURN_IF_ERROR(client()->Attend(all ? MakeDense(layer, q, n) : Make(layer, q, n), reply));
   statistics.exposed_wait_us += absl::ToDoubleMicroseconds(absl::Now() - start);
   statistics.bytes_received += reply.bytes;
   statistics.candidates += reply.statistics.candidates;
@@ -85,13 +81,14 @@ retrieval::Query StoreQueries::MakeAhead(Layer layer, const float* predicted_q, 
   query.selection = select::TopK{RowsAhead(layer)};
   query.speculative = true;
   query.estimate = false;
-  query.want = config_.want == Want::kRows ? Want::kRows : Want::kIds;
+  query.want = context_.config.want == Want::kRows ? Want::kRows : Want::kIds;
   return query;
 }
 
 int64_t StoreQueries::RowsAhead(Layer layer) const {
   const auto rows = static_cast<double>(select::TopKRows(selection(layer)));
-  return std::min<int64_t>({std::llround(config_.oversample * rows), zone_.rows(), max_top_k_});
+  return std::min<int64_t>(
+      {std::llround(context_.config.oversample * rows), zone().rows(), context_.max_top_k});
 }
 
 absl::StatusOr<std::vector<retrieval::Part>> StoreQueries::Receive(
@@ -99,7 +96,7 @@ absl::StatusOr<std::vector<retrieval::Part>> StoreQueries::Receive(
   std::vector<retrieval::Part> parts;
   do {
     const absl::Time start = absl::Now();
-    ASSIGN_OR_RETURN(retrieval::Part part, client_->Next(id));
+    ASSIGN_OR_RETURN(retrieval::Part part, client()->Next(id));
     if (statistics != nullptr) {
       statistics->exposed_wait_us += absl::ToDoubleMicroseconds(absl::Now() - start);
       statistics->bytes_received += part.bytes;
@@ -112,14 +109,14 @@ absl::StatusOr<std::vector<retrieval::Part>> StoreQueries::Receive(
 }
 
 absl::Status StoreQueries::CheckPiece(const retrieval::Piece& piece, int64_t n) const {
-  if (piece.token < n && piece.kv_head.value() < shape_.kv_heads) return absl::OkStatus();
+  if (piece.token < n && piece.kv_head.value() < shape().kv_heads) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat("reply: token ", piece.token, " kv_head ",
                                           piece.kv_head.value(), " was not asked for"));
 }
 
 absl::Status StoreQueries::MergeAttend(const retrieval::Part& part, int64_t n,
                                        Partial& partial) const {
-  const int64_t d = shape_.head_dim, group = shape_.group();
+  const int64_t d = shape().head_dim, group = shape().group();
   for (const retrieval::Piece& piece : part.pieces) {
     RETURN_IF_ERROR(CheckPiece(piece, n));
     if (static_cast<int64_t>(piece.out.size()) != group * d ||
@@ -128,8 +125,7 @@ absl::Status StoreQueries::MergeAttend(const retrieval::Part& part, int64_t n,
                                               piece.lse.size(), " numbers, expected ", group * d,
                                               " and ", group));
     }
-    partial.Merge(piece.token, shape_.q_heads, piece.kv_head.value() * group, group, d,
-                  piece.out.data(), piece.lse.data());
+    partial.Merge(shape(), piece.token, piece.kv_head, piece.out.data(), piece.lse.data());
   }
   return absl::OkStatus();
 }

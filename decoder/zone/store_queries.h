@@ -1,7 +1,7 @@
 // What:      the queries of one sequence to a store, and their replies: what the zone attends to
 //            (store_zone.h) and what measures it (retrieval_meter.h) ask by the same words.
 // Errors:    those of the store; DataLoss a reply that was not asked for.
-// Ownership: client outlives it.
+// Ownership: the context outlives it.
 // Threads:   one.
 #pragma once
 
@@ -20,20 +20,20 @@ namespace carrel::decoder {
 
 class StoreQueries {
  public:
-  explicit StoreQueries(const OpenedContext& context);
+  explicit StoreQueries(const OpenedContext* context);
 
-  const AttentionShape& shape() const { return shape_; }
-  RowRange zone() const { return zone_; }
+  const OpenedContext& context() const { return context_; }
+  const AttentionShape& shape() const { return context_.shape; }
+  RowRange zone() const { return context_.zone; }
   // Whether rows that are not selected count through their clusters' summaries.
   bool estimates() const { return estimate_; }
-  const std::vector<select::Selection>& selections() const { return selections_; }
   const select::Selection& selection(Layer layer) const {
-    return selections_[static_cast<size_t>(layer.value())];
+    return context_.selections[static_cast<size_t>(layer.value())];
   }
   // Whether tokens of a prompt attend to every row.
   bool prompt_takes_all() const { return prompt_takes_all_; }
   bool all_rows(Layer layer) const { return select::IsAll(selection(layer)); }
-  retrieval::Session* client() const { return client_; }
+  retrieval::Session* client() const { return context_.client; }
 
   // Queries with one key are the same of the same numbers, over the same content, and nothing of their
   // replies is kept or measured; empty: there are none like these.
@@ -59,14 +59,8 @@ class StoreQueries {
   absl::Status CheckPiece(const retrieval::Piece& piece, int64_t n) const;
 
  private:
-  const RetrievalConfig config_;
-  const std::string content_id_;
-  const AttentionShape shape_;
-  const RowRange zone_;
+  const OpenedContext& context_;
   const bool estimate_, scan_, prompt_takes_all_;
-  const int64_t max_top_k_;
-  const std::vector<select::Selection> selections_;
-  retrieval::Session* const client_;
 };
 
 }  // namespace carrel::decoder

@@ -7,28 +7,20 @@
 #include "common/status.h"
 #include "decoder/zone/make_zone.h"
 #include "kernels/attention/sparse_attention/sparse_attention.h"
+#include "kernels/of_heads.h"
 
 namespace carrel::decoder {
-StoreZone::StoreZone(const OpenedContext& context, std::vector<LayerStatistics>* statistics)
-    : config_(context.config),
-      shape_(context.shape),
-      zone_(context.zone),
-      max_fetch_rows_(context.max_fetch_rows),
-      queries_(context),
-      scale_(1.0f / std::sqrt(static_cast<float>(shape_.head_dim))),
-      client_(context.client),
-      pool_(context.pool),
-      statistics_(statistics),
-      meter_(&queries_, config_.measure, statistics),
+StoreZone::StoreZone(OpenedContext context)
+    : ZoneAttention(std::move(context)),
+      queries_(&context_),
+      client_(context_.client),
+      meter_(&queries_),
       row_cache_(shape_, CacheSlots()),
       pending_(shape_.layers),
-      thresholds_(shape_.layers) {
-  for (int32_t layer = 0; layer < shape_.layers; ++layer)
-    (*statistics_)[layer].selection = context.selections[static_cast<size_t>(layer)];
-}
+      thresholds_(shape_.layers) {}
 
 std::vector<int64_t> StoreZone::CacheSlots() const {
-  const auto slots = RowCache::Slots(config_, shape_, queries_.selections(), zone_.rows());
+  const auto slots = RowCache::Slots(config_, shape_, context_.selections, zone_.rows());
   CARREL_CHECK(slots.ok());  // Decoder::Open asked
   return *slots;
 }
@@ -45,7 +37,7 @@ absl::Status StoreZone::Prefetch(Layer layer, const float* predicted_q, int64_t 
     // All rows are the same whatever the query; partial attention needs the true one, so there is
     // nothing to ask ahead.
     if (config_.want != Want::kRows) return absl::OkStatus();
-    pending.stream.emplace(client_, shape_, layer, zone_, max_fetch_rows_);
+    pending.stream.emplace(client_, shape_, layer, zone_, context_.max_fetch_rows);
     return pending.stream->Start();
   }
   retrieval::Query query = queries_.MakeAhead(layer, predicted_q, n);
@@ -72,7 +64,7 @@ std::vector<double> StoreZone::Cosines(const float* a, const float* b, int64_t n
 }
 
 absl::Status StoreZone::Start(Layer layer, const float* q, int64_t n) {
-  LayerStatistics& statistics = StatisticsOf(layer);
+  LayerStatistics& statistics = statistics_of(layer);
   statistics.tokens += n;
   if (zone_.rows() == 0) return absl::OkStatus();
   Pending& pending = pending_[layer.value()];
@@ -85,7 +77,7 @@ absl::Status StoreZone::Start(Layer layer, const float* q, int64_t n) {
       statistics.prefetched += n;
       return absl::OkStatus();
     }
-    pending.stream.emplace(client_, shape_, layer, zone_, max_fetch_rows_);
+    pending.stream.emplace(client_, shape_, layer, zone_, context_.max_fetch_rows);
     return pending.stream->Start();
   }
   ASSIGN_OR_RETURN(pending.query, client_->Send(queries_.Make(layer, q, n)));
@@ -93,7 +85,7 @@ absl::Status StoreZone::Start(Layer layer, const float* q, int64_t n) {
 }
 
 absl::Status StoreZone::StartSelected(Layer layer, const float* q, int64_t n, Pending& pending) {
-  LayerStatistics& statistics = StatisticsOf(layer);
+  LayerStatistics& statistics = statistics_of(layer);
   pending.accepted = false;
   if (pending.speculative.has_value()) {
     pending.cosines = Cosines(pending.predicted_q.data(), q, n);
@@ -113,11 +105,11 @@ absl::Status StoreZone::StartSelected(Layer layer, const float* q, int64_t n, Pe
 }
 
 absl::Status StoreZone::Finish(Layer layer, const float* q, int64_t n, Partial& partial) {
-  partial.Reset(n, shape_.q_heads, shape_.head_dim);
+  partial.Reset(n, shape_);
   if (zone_.rows() == 0) return absl::OkStatus();
   Pending& pending = pending_[layer.value()];
   if (pending.attends) {
-    LayerStatistics& statistics = StatisticsOf(layer);
+    LayerStatistics& statistics = statistics_of(layer);
     const bool all = reading_prompt_ && queries_.prompt_takes_all();
     statistics.whole_tokens += all ? n : 0;
     statistics.whole_rows += all ? zone_.rows() * shape_.kv_heads * n : 0;
@@ -130,35 +122,17 @@ absl::Status StoreZone::Finish(Layer layer, const float* q, int64_t n, Partial& 
 
 absl::Status StoreZone::FinishRowStream(Layer layer, const float* q, int64_t n, Pending& pending,
                                         Partial& partial) {
-  const int64_t d = shape_.head_dim, group = shape_.group();
-  LayerStatistics& statistics = StatisticsOf(layer);
+  LayerStatistics& statistics = statistics_of(layer);
   absl::Status status = pending.stream->Drain(
       [&](KvHead head, Position, int64_t rows, const void* k, const void* v) {
         statistics.candidates += rows * n;
         std::vector<const void*> k_rows(rows), v_rows(rows);
         for (int64_t j = 0; j < rows; ++j) {
-          k_rows[j] = static_cast<const char*>(k) + j * d * 2;
-          v_rows[j] = static_cast<const char*>(v) + j * d * 2;
+          k_rows[j] = static_cast<const char*>(k) + j * shape_.head_dim * 2;
+          v_rows[j] = static_cast<const char*>(v) + j * shape_.head_dim * 2;
         }
-        pool_->ParallelFor(n, [&](int64_t token) {
-          thread_local std::vector<float> scores, out;
-          scores.resize(static_cast<size_t>(group * rows));
-          out.resize(static_cast<size_t>(group * (d + 1)));
-          kernels::SparseAttentionParams params;
-          params.q = q + (token * shape_.q_heads + head.value() * group) * d;
-          params.group = group;
-          params.k = k_rows.data();
-          params.v = v_rows.data();
-          params.rows = rows;
-          params.head_dim = d;
-          params.scale = scale_;
-          params.scores = scores.data();
-          params.out = out.data();
-          params.lse = out.data() + group * d;
-          kernels::SparseAttention(params);
-          partial.Merge(token, shape_.q_heads, head.value() * group, group, d, params.out,
-                        params.lse);
-        });
+        pool_->ParallelFor(
+            n, [&](int64_t token) { partial.Attend(shape_, token, head, q, k_rows, v_rows); });
       },
       &statistics.exposed_wait_us, &statistics.bytes_received);
   pending.stream.reset();
@@ -168,7 +142,7 @@ absl::Status StoreZone::FinishRowStream(Layer layer, const float* q, int64_t n, 
 
 absl::Status StoreZone::FinishCandidates(Layer layer, const float* q, int64_t n, Pending& pending,
                                          Partial& partial) {
-  LayerStatistics& statistics = StatisticsOf(layer);
+  LayerStatistics& statistics = statistics_of(layer);
   const retrieval::RequestId id = pending.accepted ? *pending.speculative : *pending.query;
   ASSIGN_OR_RETURN(std::vector<retrieval::Part> parts, queries_.Receive(id, &statistics));
   CandidateRows candidates(shape_, zone_, n);
@@ -179,7 +153,7 @@ absl::Status StoreZone::FinishCandidates(Layer layer, const float* q, int64_t n,
   const auto budget_of = [&](KvHead head) {
     return top_k == nullptr ? INT64_MAX : top_k->Of(head);
   };
-  statistics.rows_attended += candidates.Attend(q, budget_of, scale_, pool_, partial);
+  statistics.rows_attended += candidates.Attend(q, budget_of, pool_, partial);
   if (row_cache_.keeps(layer)) candidates.KeepIn(row_cache_, layer, statistics.bank);
   if (pending.accepted) {
     pending.candidates.emplace(std::move(candidates));
@@ -198,7 +172,7 @@ absl::Status StoreZone::FinishCandidates(Layer layer, const float* q, int64_t n,
 
 absl::Status StoreZone::FinishPartials(Layer layer, const float*, int64_t n, Pending& pending,
                                        Partial& partial) {
-  LayerStatistics& statistics = StatisticsOf(layer);
+  LayerStatistics& statistics = statistics_of(layer);
   ASSIGN_OR_RETURN(const std::vector<retrieval::Part> parts,
                    queries_.Receive(*pending.query, &statistics));
   pending.query.reset();
@@ -239,42 +213,34 @@ absl::Status StoreZone::MergeValues(const retrieval::Part& part, int64_t n,
                                               " q heads for ", rows, " V rows"));
     }
     scores = piece.scores;
-    kernels::SparseAttentionParams params;
-    params.group = group;
+    auto params = kernels::OfHeads<kernels::SparseAttentionParams>(shape_);
     params.v = piece.v.data();
     params.rows = rows;
-    params.head_dim = d;
     params.scores = scores.data();
     params.out = out.data();
     params.lse = out.data() + group * d;
     kernels::SparseAttention(params);
-    const int32_t head = piece.kv_head.value();
-    partial.Merge(piece.token, shape_.q_heads, head * group, group, d, params.out, params.lse);
-    rows_seen[piece.token * shape_.kv_heads + head] += rows;
+    partial.Merge(shape_, piece.token, piece.kv_head, out.data());
+    rows_seen[piece.token * shape_.kv_heads + piece.kv_head.value()] += rows;
   }
   return absl::OkStatus();
 }
 
 absl::Status StoreZone::Measure(Layer layer, const float* q, int64_t n, const Partial& zone,
-                                const std::vector<float>& window_lse) {
+                                const Partial& window) {
   Pending& pending = pending_[layer.value()];
   ASSIGN_OR_RETURN(
       const std::vector<double> hits,
       meter_.Measure(layer, q, n,
                      {.request = pending.speculative,
                       .candidates = pending.candidates ? &*pending.candidates : nullptr},
-                     calibrating(layer), zone, window_lse));
+                     calibrating(layer), zone, window, statistics_of(layer)));
   for (size_t token = 0; token < hits.size() && calibrating(layer); ++token)
     thresholds_[layer.value()].Add(pending.cosines[token], hits[token]);
   if (pending.speculative.has_value()) client_->Forget(*pending.speculative);
   pending.speculative.reset();
   pending.candidates.reset();
-  return absl::OkStatus();
-}
-
-absl::Status StoreZone::MeasureOutput(Layer layer, const float* q, int64_t n, const Partial& zone,
-                                      const Partial& window) {
-  return meter_.MeasureOutput(layer, q, n, zone, window);
+  return meter_.MeasureOutput(layer, q, n, zone, window, statistics_of(layer));
 }
 
 void StoreZone::Cancel() {
@@ -286,9 +252,8 @@ void StoreZone::Cancel() {
   pending_ = std::vector<Pending>(pending_.size());
 }
 
-absl::StatusOr<std::unique_ptr<ZoneAttention>> MakeStoreZone(
-    const OpenedContext& context, std::vector<LayerStatistics>* statistics) {
-  return std::make_unique<StoreZone>(context, statistics);
+absl::StatusOr<std::unique_ptr<ZoneAttention>> MakeStoreZone(const OpenedContext& context) {
+  return std::make_unique<StoreZone>(context);
 }
 
 }  // namespace carrel::decoder

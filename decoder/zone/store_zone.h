@@ -11,7 +11,7 @@
 //          tokens: the least cosine from which on the candidates held verified_hit_rate of the true
 //          top_k on average (docs/decisions).
 // Math:    dense layers read every row of the zone: the result is exact attention over it.
-// Ownership: client, pool and statistics outlive it.
+// Ownership: as OpenedContext.
 // Threads: one.
 #pragma once
 
@@ -20,7 +20,6 @@
 #include <optional>
 #include <vector>
 
-#include "common/thread_pool.h"
 #include "decoder/client/row_stream.h"
 #include "decoder/config.h"
 #include "decoder/statistics.h"
@@ -38,27 +37,18 @@ namespace carrel::decoder {
 
 class StoreZone final : public ZoneAttention {
  public:
-  // statistics [layers] outlives this.
-  StoreZone(const OpenedContext& context, std::vector<LayerStatistics>* statistics);
+  explicit StoreZone(OpenedContext context);
 
-  // predicted_q [n, q_heads, head_dim] for `layer`.
   absl::Status Prefetch(Layer layer, const float* predicted_q, int64_t n) override;
   absl::Status Start(Layer layer, const float* q, int64_t n) override;
-  // partial gets the zone's attention, [n, q_heads].
   absl::Status Finish(Layer layer, const float* q, int64_t n, Partial& partial) override;
 
-  // After Finish: what retrieval_meter.h measures, where config or calibration want it; thresholds
-  // learn from it. window_lse [n, q_heads] is of the rows that the decoder holds.
+  // What retrieval_meter.h measures, where config or calibration want it; thresholds learn from it.
   absl::Status Measure(Layer layer, const float* q, int64_t n, const Partial& zone,
-                       const std::vector<float>& window_lse) override;
-  absl::Status MeasureOutput(Layer layer, const float* q, int64_t n, const Partial& zone,
-                             const Partial& window) override;
+                       const Partial& window) override;
 
   std::string batch_key() const override { return queries_.batch_key(); }
 
-  // A prompt is being read: thresholds may be calibrated.
-  void set_reading_prompt(bool reading) override { reading_prompt_ = reading; }
-  // Gives up what is in flight: the sequence is over or failed.
   void Cancel() override;
 
  private:
@@ -89,22 +79,12 @@ class StoreZone final : public ZoneAttention {
   absl::Status MergeValues(const retrieval::Part& part, int64_t n, std::vector<int64_t>& rows_seen,
                            Partial& partial);
 
-  LayerStatistics& StatisticsOf(Layer layer) { return (*statistics_)[layer.value()]; }
-
-  const RetrievalConfig config_;
-  const AttentionShape shape_;
-  const RowRange zone_;
-  const int64_t max_fetch_rows_;
   const StoreQueries queries_;
-  const float scale_;
   retrieval::Session* const client_;
-  ThreadPool* const pool_;
-  std::vector<LayerStatistics>* const statistics_;
   const RetrievalMeter meter_;
   RowCache row_cache_;
   std::vector<Pending> pending_;       // [layers]
-  std::vector<Threshold> thresholds_;  // [layers]
-  bool reading_prompt_ = false;
+  std::vector<Threshold> thresholds_;  // [layers]; calibrated while a prompt is read
 };
 
 }  // namespace carrel::decoder

@@ -199,8 +199,7 @@ class StoreZoneTest : public testing::Test {
                       .max_top_k = 1000,
                       .max_fetch_rows = 1000,
                       .client = &store_,
-                      .pool = &pool_},
-        &statistics_);
+                      .pool = &pool_});
   }
   std::vector<float> Queries(int64_t n) {
     return RandomNormal(rng_, n * kShape.q_heads * kShape.head_dim);
@@ -212,7 +211,8 @@ class StoreZoneTest : public testing::Test {
     if (!ahead.empty()) RETURN_IF_ERROR(zone_->Prefetch(layer, ahead.data(), n));
     RETURN_IF_ERROR(zone_->Start(layer, q.data(), n));
     RETURN_IF_ERROR(zone_->Finish(layer, q.data(), n, partial_));
-    const std::vector<float> window(static_cast<size_t>(n * kShape.q_heads), -INFINITY);
+    Partial window;
+    window.Reset(n, kShape);
     return zone_->Measure(layer, q.data(), n, partial_, window);
   }
   // That the layer attended to the best of `among`, or of all.
@@ -245,7 +245,9 @@ class StoreZoneTest : public testing::Test {
   FakeStore store_{rng_};
   ThreadPool pool_{2};
   RetrievalConfig config_;
-  std::vector<LayerStatistics> statistics_{static_cast<size_t>(kShape.layers)};
+  const LayerStatistics& StatisticsOf(int32_t layer) const {
+    return zone_->statistics()[static_cast<size_t>(layer)];
+  }
   std::unique_ptr<StoreZone> zone_;
   Partial partial_;
 };
@@ -257,10 +259,10 @@ TEST_F(StoreZoneTest, EveryWant_AttendsToTheBestRows) {
     const std::vector<float> q = Queries(3);
     CARREL_ASSERT_OK(Pass(Layer(1), q));
     ExpectAttended(Layer(1), q, kTopK);
+    EXPECT_EQ(StatisticsOf(1).tokens, 3);
+    EXPECT_EQ(select::TopKRows(StatisticsOf(1).selection), kTopK);
+    EXPECT_TRUE(select::IsAll(StatisticsOf(0).selection));
   }
-  EXPECT_EQ(statistics_[1].tokens, 9);
-  EXPECT_EQ(select::TopKRows(statistics_[1].selection), kTopK);
-  EXPECT_TRUE(select::IsAll(statistics_[0].selection));
   EXPECT_EQ(store_.log,
             (std::vector<std::string>{"1: ROWS of layer 1 top 5", "2: VALUES of layer 1 top 5",
                                       "3: ATTEND of layer 1 top 5"}));
@@ -289,8 +291,8 @@ TEST_F(StoreZoneTest, Speculative_TheTrueQueryChoosesAmongWhatWasAskedAhead) {
     EXPECT_THAT(store_.log[0], testing::HasSubstr("IDS of layer 2 top 15 ahead"));
     EXPECT_THAT(store_.log[1], testing::HasSubstr("top 5 among"));
     EXPECT_THAT(store_.log[2], testing::HasSubstr("forget"));
+    EXPECT_EQ(StatisticsOf(2).prefetched, 2);
   }
-  EXPECT_EQ(statistics_[2].prefetched, 4);
 }
 
 TEST_F(StoreZoneTest, SpeculativeRows_ComeAheadAndNothingIsAskedAgain) {
@@ -311,19 +313,19 @@ TEST_F(StoreZoneTest, Verified_TrustsNothingUntilThePromptHasShownIt) {
   const std::vector<float> q = Queries(4);
   CARREL_ASSERT_OK(Pass(Layer(1), q, Queries(4)));  // far off: not used, and remembered
   ExpectAttended(Layer(1), q, kTopK);
-  EXPECT_EQ(statistics_[1].verified_again, 4);
+  EXPECT_EQ(StatisticsOf(1).verified_again, 4);
   CARREL_ASSERT_OK(
       Pass(Layer(1), q, q));  // the same queries: all hits, but the prompt is read still
   ExpectAttended(Layer(1), q, kTopK);
-  EXPECT_EQ(statistics_[1].prefetched, 0);
+  EXPECT_EQ(StatisticsOf(1).prefetched, 0);
   zone_->set_reading_prompt(false);
   // One of the prompt's again: as near as what was trusted, to the bit.
   const std::vector<float> next(q.begin(), q.begin() + kShape.q_heads * kShape.head_dim);
   CARREL_ASSERT_OK(Pass(Layer(1), next, next));
-  EXPECT_EQ(statistics_[1].prefetched, 1);
+  EXPECT_EQ(StatisticsOf(1).prefetched, 1);
   ExpectAttended(Layer(1), next, kTopK);
   CARREL_ASSERT_OK(Pass(Layer(1), next, Queries(1)));
-  EXPECT_EQ(statistics_[1].prefetched, 1);
+  EXPECT_EQ(StatisticsOf(1).prefetched, 1);
   ExpectAttended(Layer(1), next, kTopK);
 }
 
@@ -343,23 +345,19 @@ TEST_F(StoreZoneTest, Measured_HitRateMassAndErrorAreThoseOfTheDefinition) {
                      store_.Attend(1, head, of_head, FakeStore::Zone()).back()) /
             2;
   }
-  EXPECT_NEAR(statistics_[1].hit_rate.value(), hits, 1e-6);
-  EXPECT_NEAR(statistics_[1].mass.value(), mass, 1e-4);
-  EXPECT_NEAR(statistics_[1].attended_mass.value(), mass, 1e-4);  // the window holds nothing
-  Partial window;
-  window.Reset(1, kShape.q_heads, kShape.head_dim);
-  CARREL_ASSERT_OK(zone_->MeasureOutput(Layer(1), q.data(), 1, partial_, window));
-  EXPECT_EQ(statistics_[1].output_error.count, 1);
-  EXPECT_GT(statistics_[1].output_error.value(), 0);
+  EXPECT_NEAR(StatisticsOf(1).hit_rate.value(), hits, 1e-6);
+  EXPECT_NEAR(StatisticsOf(1).mass.value(), mass, 1e-4);
+  EXPECT_NEAR(StatisticsOf(1).attended_mass.value(), mass, 1e-4);  // the window holds nothing
+  EXPECT_EQ(StatisticsOf(1).output_error.count, 1);
+  EXPECT_GT(StatisticsOf(1).output_error.value(), 0);
   // What only measured is in no layer's account.
-  EXPECT_EQ(statistics_[1].prefetched, 1);
+  EXPECT_EQ(StatisticsOf(1).prefetched, 1);
 }
 
 TEST_F(StoreZoneTest, NotMeasuring_AsksNothingMore) {
   Make();
   const std::vector<float> q = Queries(1);
   CARREL_ASSERT_OK(Pass(Layer(1), q));
-  CARREL_ASSERT_OK(zone_->MeasureOutput(Layer(1), q.data(), 1, partial_, partial_));
   EXPECT_EQ(store_.log.size(), 1u);
 }
 

@@ -1,45 +1,67 @@
 // What:   the zone's part of a sequence's attention, wherever the zone lives: store_zone.h asks a
 //         store, host_zone.h attends to rows mapped here.
-//         Per layer and block of tokens: Prefetch (optional), Start, Finish, then the measurements.
+//         Per layer and block of tokens: Prefetch (optional), Start, Finish, then Measure.
+// Ownership: as OpenedContext.
 // Threads: one.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "common/ids.h"
+#include "decoder/statistics.h"
 #include "decoder/window/partial.h"
+#include "decoder/zone/opened_context.h"
 
 namespace carrel::decoder {
 
 class ZoneAttention {
  public:
+  explicit ZoneAttention(OpenedContext context)
+      : context_(std::move(context)), statistics_(StatisticsOf(context_.selections)) {}
   virtual ~ZoneAttention() = default;
 
   // predicted_q [n, q_heads, head_dim] for `layer`, while the layer before computes.
-  virtual absl::Status Prefetch(Layer layer, const float* predicted_q, int64_t n) = 0;
+  virtual absl::Status Prefetch(Layer, const float*, int64_t) { return absl::OkStatus(); }
   virtual absl::Status Start(Layer layer, const float* q, int64_t n) = 0;
   // partial gets the zone's attention, [n, q_heads].
   virtual absl::Status Finish(Layer layer, const float* q, int64_t n, Partial& partial) = 0;
 
-  // After Finish, in this order; they add to the statistics what the config wants measured.
-  // window_lse [n, q_heads] is of the rows that the decoder holds.
-  virtual absl::Status Measure(Layer layer, const float* q, int64_t n, const Partial& zone,
-                               const std::vector<float>& window_lse) = 0;
-  // The error of the layer's output against attention over every row of the zone.
-  virtual absl::Status MeasureOutput(Layer layer, const float* q, int64_t n, const Partial& zone,
-                                     const Partial& window) = 0;
+  // After Finish: adds to the statistics what the config wants measured. window [n, q_heads] is of the rows
+  // that the decoder holds; without out the error of the output is not measured.
+  virtual absl::Status Measure(Layer, const float*, int64_t, const Partial& /*zone*/,
+                               const Partial& /*window*/) {
+    return absl::OkStatus();
+  }
 
   // Zones with one key, unless it is empty, may be asked for each other's tokens in one question, each token
   // getting the bits that it gets alone: the same rows, chosen in the same way, by as many as are known
   // before; nothing of the answer is kept or measured.
   virtual std::string batch_key() const { return ""; }
 
-  virtual void set_reading_prompt(bool reading) = 0;
+  void set_reading_prompt(bool reading) { reading_prompt_ = reading; }
   // Gives up what is in flight: the sequence is over or failed.
-  virtual void Cancel() = 0;
+  virtual void Cancel() {}
+
+  // [layers].
+  const std::vector<LayerStatistics>& statistics() const { return statistics_; }
+  LayerStatistics& statistics_of(Layer layer) {
+    return statistics_[static_cast<size_t>(layer.value())];
+  }
+
+ protected:
+  const OpenedContext context_;
+  const RetrievalConfig& config_ = context_.config;
+  const AttentionShape& shape_ = context_.shape;
+  const RowRange zone_ = context_.zone;
+  ThreadPool* const pool_ = context_.pool;
+  bool reading_prompt_ = false;
+
+ private:
+  std::vector<LayerStatistics> statistics_;
 };
 
 }  // namespace carrel::decoder

@@ -31,6 +31,7 @@
 #include "library/document_ends.h"
 #include "library/mapped_rows.h"
 #include "library/open_decoder.h"
+#include "model/tokenizer/seam.h"
 #include "tools/carrel/questions.h"
 
 namespace carrel {

@@ -19,8 +19,7 @@ Answering::Answering(CompletionHead head, const CompletionRequest& request,
       with_sources_(request.sources > 0),
       reply_(std::move(reply)),
       visit_(std::move(visit)),
-      held_(std::move(held)),
-      filter_(request.stop) {
+      held_(std::move(held)) {
   figures_.ignored = request.ignored;
 }
 
@@ -32,8 +31,7 @@ void Answering::SetPrompt(const std::string& context, bool recognised, int64_t p
   prompt_tokens_ = prompt_tokens;
 }
 
-void Answering::SetSampling(const decoder::SamplingConfig& sampling,
-                            std::vector<std::string> advised) {
+void Answering::SetSampling(const serving::Sampling& sampling, std::vector<std::string> advised) {
   absl::MutexLock lock(&mu_);
   figures_.sampling = sampling;
   figures_.advised = std::move(advised);
@@ -93,31 +91,31 @@ void Answering::Comment(const std::string& text) {
 bool Answering::Push(const std::string& piece) {
   absl::MutexLock lock(&mu_);
   if (over_) return false;
-  Show(filter_.Push(piece));
-  return !filter_.stopped() && !reply_->gone();
+  if (stream_ && !piece.empty()) {
+    Begin();
+    Write(TextEvent(head_, piece));
+  }
+  return !reply_->gone();
 }
 
 void Answering::Done(const absl::StatusOr<serving::AnswerJob::Done>& done) {
   absl::MutexLock lock(&mu_);
   if (over_) return;
   if (!done.ok()) return FailedLocked(done.status());
-  Show(filter_.Finish());
-  const std::string finish = done->at_max_tokens && !filter_.stopped() ? "length" : "stop";
+  const std::string finish = done->at_max_tokens ? "length" : "stop";
   const Usage usage = {.prompt_tokens = done->context_tokens + prompt_tokens_,
                        .cached_tokens = done->context_tokens + done->resumed_tokens,
-                       .completion_tokens = done->tokens};
+                       .completion_tokens = std::ssize(done->result.ids)};
   figures_.context_tokens = done->context_tokens;
   figures_.with_sources = with_sources_;
   figures_.sources = done->sources;
   figures_.rows_read = done->rows_read;
   figures_.plan = done->plan;
   figures_.prompt_ms = 1e3 * done->prompt_seconds;
-  if (done->tokens > 1) {
-    figures_.ms_per_token = 1e3 * done->generate_seconds / static_cast<double>(done->tokens - 1);
-  }
+  figures_.ms_per_token = done->ms_per_token();
   CountAnswer(reply_->gone() ? "left" : finish, usage, figures_);
   if (!stream_) {
-    const std::string body = CompletionJson(head_, text_, finish, usage, figures_);
+    const std::string body = CompletionJson(head_, done->text, finish, usage, figures_);
     written_ = static_cast<int64_t>(body.size());
     visit_->Log("close", absl::OkStatus(), {.bytes = written_, .name = figures_.context});
     reply_->Send(200, "application/json", body);
@@ -153,16 +151,6 @@ void Answering::Over() {
   over_ = true;
   visit_->SpendBytes(written_);
   held_.clear();
-}
-
-void Answering::Show(const std::string& text) {
-  if (text.empty()) return;
-  if (!stream_) {
-    text_ += text;
-    return;
-  }
-  Begin();
-  Write(TextEvent(head_, text));
 }
 
 void Answering::Write(const std::string& piece) {

@@ -15,9 +15,8 @@
 #include "http_api/completion.h"
 #include "http_api/http_server.h"
 #include "kvstore/access/admission.h"
+#include "serving/answer_job.h"
 #include "serving/documents.h"
-#include "serving/scheduler.h"
-#include "serving/stop_filter.h"
 
 namespace carrel::http_api {
 
@@ -30,7 +29,7 @@ class Answering {
   // Once it is known; of which context the prompt is the rest, and whether the client named it. The audit log is
   // told, and again at the end.
   void SetPrompt(const std::string& context, bool recognised, int64_t prompt_tokens);
-  void SetSampling(const decoder::SamplingConfig& sampling, std::vector<std::string> advised);
+  void SetSampling(const serving::Sampling& sampling, std::vector<std::string> advised);
   void Ignore(const std::string& field);
   void NotKept(const std::string& why);
 
@@ -50,7 +49,6 @@ class Answering {
   void Failed(const absl::Status& status);
 
  private:
-  void Show(const std::string& text) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // A comment of the stream, at most one a second.
   void Comment(const std::string& text) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Begin() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -66,9 +64,7 @@ class Answering {
   std::vector<std::shared_ptr<void>> held_ ABSL_GUARDED_BY(mu_);
   int64_t prompt_tokens_ ABSL_GUARDED_BY(mu_) = 0;
   Figures figures_ ABSL_GUARDED_BY(mu_);
-  serving::StopFilter filter_ ABSL_GUARDED_BY(mu_);
   absl::Time told_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
-  std::string text_ ABSL_GUARDED_BY(mu_);
   int64_t written_ ABSL_GUARDED_BY(mu_) = 0;
   bool begun_ ABSL_GUARDED_BY(mu_) = false, over_ ABSL_GUARDED_BY(mu_) = false;
 };

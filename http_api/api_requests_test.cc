@@ -50,12 +50,12 @@ class ApiRequestsTest : public testing::Test {
     model_ = *library::LoadedModel::Load(model_folder_, "", /*threads=*/2);
     ApiConfig config;
     config.model_name = "demo";
-    config.model_path = model_folder_;
     config.http.listen = {"127.0.0.1:0"};
     config.access = kvstore::Access::OpenWithToken("token");
-    config.scheduler.runner.folder = config.documents.address.folder = folder_ + "/store";
-    config.documents.writable = true;
-    config.scheduler.runner.retrieval.want = decoder::RetrievalConfig().want;
+    config.engine.scheduler.decoders.folder = config.engine.documents->address.folder =
+        folder_ + "/store";
+    config.engine.documents->writable = true;
+    config.engine.scheduler.decoders.config.want = decoder::RetrievalConfig().want;
     if (change) change(config);
     library::StoreAddress address;
     address.folder = folder_ + "/store";
@@ -85,8 +85,8 @@ class ApiRequestsTest : public testing::Test {
     CARREL_ASSERT_OK(access.status());
     Start([&](ApiConfig& config) {
       config.access = *access;
-      config.documents.keep = keep;
-      config.documents.keep_tokens = 100;
+      config.engine.documents->keep = keep;
+      config.engine.documents->keep_tokens = 100;
     });
   }
   ~ApiRequestsTest() override { service_ = nullptr; }
@@ -446,8 +446,8 @@ TEST_F(ApiRequestsTest, WhatIsKept_TakesAPlaceInTheQuota) {
   CARREL_ASSERT_OK(access.status());
   Start([&](ApiConfig& config) {
     config.access = *access;
-    config.documents.keep = 5;
-    config.documents.keep_tokens = 100;
+    config.engine.documents->keep = 5;
+    config.engine.documents->keep_tokens = 100;
   });
   const auto ask = [&](const std::string& document) {
     const Response got = Post("/v1/completions",

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
@@ -30,7 +29,6 @@
 #include "kvstore/service/context_client.h"
 #include "kvstore/service/credentials.h"
 #include "kvstore/service/listen_address.h"
-#include "serving/chat_probe.h"
 #include "serving/job_documents.h"
 #include "serving/still_allowed.h"
 #include "serving/turn_pool.h"
@@ -90,9 +88,8 @@ class OpenAiService final : public ApiService {
       absl::MutexLock lock(&later_mu_);
       later_ = nullptr;
     }
-    prepare_ = nullptr;    // none on their way,
-    documents_ = nullptr;  // none that wait for a document,
-    scheduler_ = nullptr;  // and none left
+    prepare_ = nullptr;  // none on their way,
+    engine_ = nullptr;   // none that wait for a document, and none left
   }
 
   absl::Status Listen() {
@@ -100,52 +97,35 @@ class OpenAiService final : public ApiService {
       return absl::FailedPreconditionError("the model came without a tokenizer");
     }
     RETURN_IF_ERROR(CheckExposure());
-    absl::StatusOr<std::unique_ptr<serving::ChatTemplate>> chat =
-        serving::ChatTemplate::Load(config_.model_path, model_->checkpoint());
-    const absl::Status chat_missing = chat.status();
-    if (chat.ok()) {
-      chat_ = *std::move(chat);
-    } else if (!absl::IsNotFound(chat_missing)) {
-      spdlog::warn("chats are refused, all else is served: {}",
-                   std::string(chat_missing.message()));
+    serving::EngineConfig engine = config_.engine;
+    engine.scheduler.max_waiting_of_turn = MostOfOneTurn();
+    engine.documents->still_may = [this](const std::string& who, const std::string& context) {
+      return StillMay(who, context);
+    };
+    if (config_.jobs != nullptr) engine.documents_by = DocumentsByJobs();
+    ASSIGN_OR_RETURN(engine_, serving::Engine::Start(std::move(engine), model_, store_));
+    RETURN_IF_ERROR(engine_->turn_head().status());
+    if (const absl::Status chat = engine_->chat().status(); !chat.ok() && !absl::IsNotFound(chat)) {
+      spdlog::warn("chats are refused, all else is served: {}", std::string(chat.message()));
     }
-    serving::SchedulerConfig scheduler = config_.scheduler;
-    scheduler.max_waiting_of_turn = MostOfOneTurn();
-    if (chat_ != nullptr) {
-      ASSIGN_OR_RETURN(scheduler.runner.turn_head, chat_->TurnHead());
-    }
-    scheduler_ = serving::Scheduler::Create(std::move(scheduler), model_, store_);
-    if (store_ != nullptr) {
-      brings_ = std::make_unique<Brings>(store_.get());
-      serving::DocumentsConfig documents = config_.documents;
-      documents.retrieval = config_.scheduler.runner.retrieval;
-      documents.derived_weights = config_.scheduler.runner.derived_weights;
-      documents.still_may = [this](const std::string& who, const std::string& context) {
-        return StillMay(who, context);
-      };
-      documents.probe = [this](absl::Span<const TokenId> document) {
-        return serving::ChatProbe(chat_.get(), *model_->checkpoint().tokenizer, document);
-      };
-      ASSIGN_OR_RETURN(documents_,
-                       serving::Documents::Create(documents, model_, store_, scheduler_.get()));
-      if (config_.jobs != nullptr) {
-        documents_ = serving::MakeJobDocuments({.model_name = config_.model_name,
-                                                .index = documents.index,
-                                                .max_queued = documents.max_queued},
-                                               std::move(documents_), config_.jobs, model_,
-                                               scheduler_.get());
-      }
-    }
+    if (store_ != nullptr) brings_ = std::make_unique<Brings>(store_.get());
     prepare_ = std::make_unique<serving::TurnPool>(
         serving::TurnQueueConfig{.places = kPreparing,
-                                 .waiting = config_.scheduler.max_waiting,
+                                 .waiting = config_.engine.scheduler.max_waiting,
                                  .of_one_turn = MostOfOneTurn(),
                                  .what = "requests"});
     {
       absl::MutexLock lock(&later_mu_);
       later_ = prepare_.get();
     }
-    MakeCompletions(chat_missing);
+    completions_ = std::make_unique<CompletionsApi>(
+        CompletionsApi::Parts{.engine = engine_.get(),
+                              .model_name = config_.model_name,
+                              .keep = config_.engine.documents->keep,
+                              .keep_tokens = config_.engine.documents->keep_tokens,
+                              .later = Later(),
+                              .still_allowed = &still_allowed_,
+                              .brings = brings_.get()});
     HttpServerConfig http = config_.http;
     http.budget_bytes = std::max(http.budget_bytes, 8 * DocumentBytes());
     ASSIGN_OR_RETURN(http_, HttpServer::Start(
@@ -159,8 +139,12 @@ class OpenAiService final : public ApiService {
   }
 
   const std::vector<std::string>& addresses() const override { return http_->addresses(); }
-  bool Reads(const std::string& context) const override { return scheduler_->Reads(context); }
-  absl::Status LetGo(const std::string& context) override { return scheduler_->Close(context); }
+  bool Reads(const std::string& context) const override {
+    return engine_->scheduler().Reads(context);
+  }
+  absl::Status LetGo(const std::string& context) override {
+    return engine_->scheduler().Close(context);
+  }
 
  private:
   // What may block (the store, a template) is not the server's thread's. Beside these one for turns that have none.
@@ -178,28 +162,18 @@ class OpenAiService final : public ApiService {
 
   // Of what waits. Without keys all are one turn, or the machine's owner: nobody is to be left room for.
   int64_t MostOfOneTurn() const {
-    const int64_t most = config_.scheduler.max_waiting;
+    const int64_t most = config_.engine.scheduler.max_waiting;
     return config_.access->has_keys() ? (most + 1) / 2 : most;
   }
 
-  void MakeCompletions(const absl::Status& chat_missing) {
-    const decoder::RetrievalConfig& retrieval = config_.scheduler.runner.retrieval;
-    completions_ = std::make_unique<CompletionsApi>(CompletionsApi::Parts{
-        .model = model_.get(),
-        .store = store_.get(),
-        .chat = chat_.get(),
-        .chat_missing = chat_missing,
-        .scheduler = scheduler_.get(),
-        .documents = documents_.get(),
-        .model_name = config_.model_name,
-        .keep = config_.documents.keep,
-        .keep_tokens = config_.documents.keep_tokens,
-        .beyond_trained = retrieval.beyond_trained || retrieval.rope == decoder::Rope::kInfiniteHip,
-        .most_given_up = decoder::MostGivenUp(retrieval, config_.scheduler.runner.device,
-                                              std::numeric_limits<int64_t>::max()),
-        .later = Later(),
-        .still_allowed = &still_allowed_,
-        .brings = brings_.get()});
+  decltype(serving::EngineConfig::documents_by) DocumentsByJobs() const {
+    return [this](std::unique_ptr<serving::Documents> contexts, serving::Scheduler* scheduler) {
+      const serving::DocumentsConfig& documents = *config_.engine.documents;
+      return serving::MakeJobDocuments({.model_name = config_.model_name,
+                                        .index = documents.index,
+                                        .max_queued = documents.max_queued},
+                                       std::move(contexts), config_.jobs, model_, scheduler);
+    };
   }
 
   // For those who are told on a thread that must not wait; for as long as there is a pool.
@@ -350,8 +324,8 @@ class OpenAiService final : public ApiService {
         break;
     }
     // Where prompts' documents are kept, a prompt may be as long as one, of who may have it kept.
-    const bool keeps =
-        config_.documents.keep > 0 && passed.visit->principal().Check(kvstore::Right::kImport).ok();
+    const bool keeps = config_.engine.documents->keep > 0 &&
+                       passed.visit->principal().Check(kvstore::Right::kImport).ok();
     return keeps ? std::max(kQuestionBytes, DocumentBytes()) : kQuestionBytes;
   }
 
@@ -367,8 +341,9 @@ class OpenAiService final : public ApiService {
     const absl::string_view pattern = passed->route->pattern;
     if (pattern == "/") return SendPage(*reply);
     if (absl::StartsWith(pattern, "/health")) {
-      return reply->Send(200, kJson,
-                         DumpJson(json{{"status", "ok"}, {"waiting", scheduler_->waiting()}}));
+      return reply->Send(
+          200, kJson,
+          DumpJson(json{{"status", "ok"}, {"waiting", engine_->scheduler().waiting()}}));
     }
     if (pattern == "/ready") {
       const bool ready = config_.ready == nullptr || config_.ready();
@@ -448,14 +423,8 @@ class OpenAiService final : public ApiService {
     if (pattern == "/metrics") return SendMetrics(*reply);
     if (pattern == "/v1/models") return ListModels(who, *reply);
     if (pattern == "/v1/models/{}") return GetModel(passed.name, who, *reply);
-    const ContextsApi contexts = {documents_.get(),
-                                  &model_->checkpoint(),
-                                  store_.get(),
-                                  chat_.get(),
-                                  config_.max_document_bytes,
-                                  Later(),
-                                  &still_allowed_,
-                                  brings_.get()};
+    const ContextsApi contexts = {engine_.get(), config_.max_document_bytes, Later(),
+                                  &still_allowed_, brings_.get()};
     return contexts.Handle(request, *passed.route, passed.name, passed.visit, reply);
   }
 
@@ -468,11 +437,11 @@ class OpenAiService final : public ApiService {
                     .clients_slow = http.slow,
                     .bytes_held = http.held_bytes,
                     .bytes_refused = http.refused_bytes,
-                    .answers_waiting = scheduler_->waiting(),
-                    .answers_running = scheduler_->answering(),
-                    .documents_waiting = documents_ ? documents_->queued() : 0,
-                    .sequences_in_memory = scheduler_->prefixes().in_memory(),
-                    .sequences_in_files = scheduler_->prefixes().in_files()},
+                    .answers_waiting = engine_->scheduler().waiting(),
+                    .answers_running = engine_->scheduler().answering(),
+                    .documents_waiting = engine_->documents() ? engine_->documents()->queued() : 0,
+                    .sequences_in_memory = engine_->scheduler().prefixes().in_memory(),
+                    .sequences_in_files = engine_->scheduler().prefixes().in_files()},
                    config_.more_metrics ? config_.more_metrics() : std::vector<MetricFamily>()));
     return absl::OkStatus();
   }
@@ -500,7 +469,7 @@ class OpenAiService final : public ApiService {
     json data = json::array();
     data.push_back(ModelJson(config_.model_name, 0));
     // Whether it knows chats, and what its makers advise, which answers follow unless a request says otherwise.
-    data.back()["carrel"] = {{"chat", chat_ != nullptr}, {"sampling", AdvisedSampling()}};
+    data.back()["carrel"] = {{"chat", engine_->chat().ok()}, {"sampling", AdvisedSampling()}};
     if (store_ == nullptr) return data;
     ASSIGN_OR_RETURN(const auto client, store_->NewContextClient());
     ASSIGN_OR_RETURN(const v1::ListResponse listed, client->List());
@@ -519,10 +488,11 @@ class OpenAiService final : public ApiService {
                                        kvstore::Right::kImport, kvstore::Right::kDelete}) {
       if (who.Check(right).ok()) rights.push_back(std::string(kvstore::RightName(right)));
     }
-    json may = {{"rights", std::move(rights)},
-                {"key", config_.access->has_keys() ? json(who.name()) : json()},
-                {"takes_documents",
-                 documents_ != nullptr && (config_.documents.writable || config_.jobs != nullptr)}};
+    json may = {
+        {"rights", std::move(rights)},
+        {"key", config_.access->has_keys() ? json(who.name()) : json()},
+        {"takes_documents", engine_->documents() != nullptr &&
+                                (config_.engine.documents->writable || config_.jobs != nullptr)}};
     reply.Send(
         200, kJson,
         DumpJson(json{{"object", "list"}, {"data", std::move(data)}, {"carrel", std::move(may)}}));
@@ -545,12 +515,10 @@ class OpenAiService final : public ApiService {
   const std::shared_ptr<library::StoreAccess> store_;
   kvstore::Admission admission_;
   serving::StillAllowed still_allowed_;
-  std::unique_ptr<serving::ChatTemplate> chat_;
   std::atomic<bool> listening_{false};
   std::unique_ptr<HttpServer> http_;  // outlives the replies that the others hold
   std::unique_ptr<Brings> brings_;    // null: there is no store
-  std::unique_ptr<serving::Scheduler> scheduler_;
-  std::unique_ptr<serving::Documents> documents_;  // null: there is no store
+  std::unique_ptr<serving::Engine> engine_;
   std::unique_ptr<CompletionsApi> completions_;
   std::unique_ptr<serving::TurnPool> prepare_;
   absl::Mutex later_mu_;

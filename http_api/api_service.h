@@ -24,9 +24,7 @@
 #include "http_api/http_server.h"
 #include "library/loaded_model.h"
 #include "library/store_access.h"
-#include "serving/chat_template.h"
-#include "serving/documents.h"
-#include "serving/scheduler.h"
+#include "serving/engine.h"
 
 namespace carrel::kvstore {
 class Access;
@@ -41,11 +39,9 @@ namespace carrel::http_api {
 
 struct ApiConfig {
   HttpServerConfig http;
-  serving::SchedulerConfig scheduler;
-  serving::DocumentsConfig documents;
+  serving::EngineConfig engine = {.documents = serving::DocumentsConfig()};
   int64_t max_document_bytes = int64_t{16} << 20;
   std::string model_name;                   // as clients call it
-  std::string model_path;                   // for its chat template
   std::shared_ptr<kvstore::Access> access;  // not null
   kvstore::AuditLog* audit = nullptr;       // null: none; outlives the service
   // Documents that clients bring become jobs of a bucket, of which the store has the contexts; null: the store makes

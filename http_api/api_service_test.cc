@@ -49,7 +49,6 @@ class ApiServiceTest : public testing::Test {
     service_ = nullptr;
     ApiConfig config;
     config.model_name = "demo";
-    config.model_path = SourceFolder() + "/models/demo";
     config.http.listen = {"127.0.0.1:0", "unix:" + socket_};
     if (keys == nullptr) {
       config.access = kvstore::Access::OpenWithToken("token");
@@ -60,9 +59,10 @@ class ApiServiceTest : public testing::Test {
     }
     audit_ = *kvstore::AuditLog::Open(folder_ + "/audit");
     config.audit = audit_.get();
-    config.scheduler.runner.folder = config.documents.address.folder = folder_ + "/store";
-    config.documents.writable = true;
-    config.scheduler.runner.retrieval.want = decoder::RetrievalConfig().want;
+    config.engine.scheduler.decoders.folder = config.engine.documents->address.folder =
+        folder_ + "/store";
+    config.engine.documents->writable = true;
+    config.engine.scheduler.decoders.config.want = decoder::RetrievalConfig().want;
     if (change) change(config);
     library::StoreAddress address;
     address.folder = folder_ + "/store";
@@ -256,7 +256,7 @@ TEST_F(ApiServiceTest, AKeyThatIsWithdrawn_EndsWhatRunsWaitsOrStreams) {
       R"({"name": "root", "sha256": "%all%", "rights": ["list", "open", "import", "delete"]})";
   Start(absl::StrCat(kRoot, R"(, {"name": "a", "sha256": "%a%", "rights": ["list", "open"]})")
             .c_str(),
-        "", [](ApiConfig& config) { config.scheduler.max_answers = 2; });
+        "", [](ApiConfig& config) { config.engine.scheduler.max_answers = 2; });
   Bring("mine", "all");
   std::string much;
   for (int i = 0; i < 400; ++i) absl::StrAppend(&much, "Line ", i, " of a long text. ");
@@ -313,8 +313,8 @@ TEST_F(ApiServiceTest, ManyQuestionsOfOneKey_LeaveAnotherItsTurn) {
            {"name": "a", "sha256": "%a%", "rights": ["list", "open"]},
            {"name": "b", "sha256": "%b%", "rights": ["list", "open"]})",
         "", [](ApiConfig& config) {
-          config.scheduler.max_answers = 1;
-          config.scheduler.max_waiting = 16;
+          config.engine.scheduler.max_answers = 1;
+          config.engine.scheduler.max_waiting = 16;
         });
   Bring("mine", "all");
   const auto waiting = [&] {
@@ -337,8 +337,8 @@ TEST_F(ApiServiceTest, ManyQuestionsOfOneKey_LeaveAnotherItsTurn) {
 // Where nobody has a key there is nobody to leave room for: as many wait as may.
 TEST_F(ApiServiceTest, WithoutKeys_AsManyQuestionsWaitAsMay) {
   Start(nullptr, "", [](ApiConfig& config) {
-    config.scheduler.max_answers = 1;
-    config.scheduler.max_waiting = 4;
+    config.engine.scheduler.max_answers = 1;
+    config.engine.scheduler.max_waiting = 4;
   });
   Bring("mine", "token");
   std::vector<std::unique_ptr<TestClient>> many;

@@ -325,7 +325,7 @@ json SourcesOf(const std::vector<serving::AnswerSource>& sources) {
 }
 
 json SamplingOf(const Figures& figures) {
-  const decoder::SamplingConfig& sampling = figures.sampling;
+  const serving::Sampling& sampling = figures.sampling;
   return {{"temperature", sampling.temperature},
           {"top_p", sampling.top_p},
           {"top_k", sampling.top_k},

@@ -11,7 +11,6 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "decoder/sampler.h"
 #include "http_api/api_error.h"
 #include "serving/answer_job.h"
 #include "serving/chat_template.h"
@@ -73,7 +72,7 @@ struct Figures {
   double prompt_ms = 0, ms_per_token = 0;
   bool with_sources = false;  // they were asked for
   std::vector<serving::AnswerSource> sources;
-  decoder::SamplingConfig sampling;  // as it was
+  serving::Sampling sampling;        // as it was
   std::vector<std::string> advised;  // names of it that the model's makers said, not the client
   std::vector<std::string> ignored;  // fields of the request that had no effect
   std::string

@@ -3,7 +3,6 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
@@ -12,7 +11,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
-#include "carrel/v1/context.pb.h"
 #include "common/shown.h"
 #include "common/status.h"
 #include "common/steady_time.h"
@@ -20,7 +18,6 @@
 #include "http_api/contexts_api.h"
 #include "kvstore/access/access.h"
 #include "kvstore/access/kept_name.h"
-#include "kvstore/service/context_client.h"
 #include "serving/prefix_cache.h"
 
 namespace carrel::http_api {
@@ -31,6 +28,10 @@ void TakeFront(serving::AnswerJob& job, size_t tokens) {
   const auto end = job.prompt.begin() + static_cast<std::ptrdiff_t>(tokens);
   job.history.assign(job.prompt.begin(), end);
   job.prompt.erase(job.prompt.begin(), end);
+}
+
+serving::Prompt PromptOf(const CompletionRequest& request) {
+  return {request.messages, request.chat, request.prompt};
 }
 
 }  // namespace
@@ -53,6 +54,7 @@ absl::Status CompletionsApi::Handle(bool chat, const HttpRequest& http,
   Asked asked = {.chat = chat, .who = visit->shared_principal(), .visit = visit};
   ASSIGN_OR_RETURN(asked.request, ParseCompletion(chat, http.body));
   const CompletionRequest& request = asked.request;
+  serving::Engine& engine = *parts_.engine;
   RETURN_IF_ERROR(WithParam(CheckModel(request.model), "model"));
   RETURN_IF_ERROR(visit->Allow(visit->rpc(), request.context));
   ASSIGN_OR_RETURN(std::shared_ptr<void> place, visit->TakeSession());
@@ -69,21 +71,23 @@ absl::Status CompletionsApi::Handle(bool chat, const HttpRequest& http,
     return answering != nullptr && answering->LookAgain();
   });
   for (const auto& [field, name] : request.template_fields) {
-    if (parts_.chat != nullptr && !parts_.chat->Mentions(name)) asked.answering->Ignore(field);
+    const absl::StatusOr<serving::ChatTemplate*> known = engine.chat();
+    if (known.ok() && !(*known)->Mentions(name)) asked.answering->Ignore(field);
   }
-  const absl::StatusOr<Found> found = FindContext(request.context, asked.who.get());
-  if (!absl::IsNotFound(found.status()) || parts_.documents == nullptr) {
+  const absl::StatusOr<serving::OpenedContext> found =
+      FindContext(request.context, asked.who.get());
+  if (!absl::IsNotFound(found.status()) || engine.documents() == nullptr) {
     RETURN_IF_ERROR(WithParam(found.status(), "context"));
-    if (request.context.empty() || !parts_.store->brings()) return Answer(asked, *found);
+    if (request.context.empty() || !engine.store()->brings()) return Answer(asked, *found);
     BringAndAnswer(asked, *found);
     return absl::OkStatus();
   }
   const absl::Status missing = WithParam(found.status(), "context");
   if (asked.who != nullptr && !asked.who->Sees(request.context)) return missing;
-  const absl::StatusOr<serving::Document> document = parts_.documents->Get(request.context);
+  const absl::StatusOr<serving::Document> document = engine.documents()->Get(request.context);
   if (!document.ok()) return missing;
   if (document->state == serving::DocumentState::kReady) {  // by now
-    return Answer(asked, {document->content_id, document->tokens});
+    return Answer(asked, {.content_id = document->content_id, .tokens = document->tokens});
   }
   if (document->state == serving::DocumentState::kFailed) {
     return WithParam(
@@ -98,34 +102,36 @@ absl::Status CompletionsApi::Handle(bool chat, const HttpRequest& http,
 // The answer begins when the document is there, on another thread: watchers must not take long.
 absl::Status CompletionsApi::Wait(const Asked& asked, const serving::Document& now) {
   const absl::Time until = SteadyNow() + absl::Seconds(asked.request.wait_s);
-  return parts_.documents->Watch(now.name, [this, asked, until](const serving::Document& document) {
-    Answering& answering = *asked.answering;
-    if (document.state == serving::DocumentState::kFailed) {
-      answering.Failed(document.error);
-      return false;
-    }
-    if (document.state == serving::DocumentState::kReady) {
-      const Found found = {document.content_id, document.tokens};
-      const bool begun = parts_.later(asked.visit->turn(), [this, asked, found] {
-        const absl::Status status = Answer(asked, found);
-        if (!status.ok()) asked.answering->Failed(status);
+  return parts_.engine->documents()->Watch(
+      now.name, [this, asked, until](const serving::Document& document) {
+        Answering& answering = *asked.answering;
+        if (document.state == serving::DocumentState::kFailed) {
+          answering.Failed(document.error);
+          return false;
+        }
+        if (document.state == serving::DocumentState::kReady) {
+          const serving::OpenedContext found = {.content_id = document.content_id,
+                                                .tokens = document.tokens};
+          const bool begun = parts_.later(asked.visit->turn(), [this, asked, found] {
+            const absl::Status status = Answer(asked, found);
+            if (!status.ok()) asked.answering->Failed(status);
+          });
+          if (!begun) {
+            answering.Failed(absl::UnavailableError("the server is stopping"));
+          }
+          return false;
+        }
+        if (SteadyNow() > until) {
+          answering.Failed(WithParam(serving::BeingRead(document), "context"));
+          return false;
+        }
+        answering.Waits(document);
+        return answering.Wanted();
       });
-      if (!begun) {
-        answering.Failed(absl::UnavailableError("the server is stopping"));
-      }
-      return false;
-    }
-    if (SteadyNow() > until) {
-      answering.Failed(WithParam(serving::BeingRead(document), "context"));
-      return false;
-    }
-    answering.Waits(document);
-    return answering.Wanted();
-  });
 }
 
 // The answer takes a place once its context is here, and keeps it here.
-void CompletionsApi::BringAndAnswer(const Asked& asked, const Found& found) {
+void CompletionsApi::BringAndAnswer(const Asked& asked, const serving::OpenedContext& found) {
   parts_.brings->Bring(
       asked.request.context,
       {.progress =
@@ -154,41 +160,18 @@ absl::Status CompletionsApi::CheckModel(const std::string& model) const {
                                           parts_.model_name, "\" (GET /v1/models)"));
 }
 
-absl::StatusOr<CompletionsApi::Found> CompletionsApi::FindContext(const std::string& name,
-                                                                  kvstore::Principal* who) const {
-  if (name.empty()) return Found();
+absl::StatusOr<serving::OpenedContext> CompletionsApi::FindContext(const std::string& name,
+                                                                   kvstore::Principal* who) const {
+  if (name.empty()) return serving::OpenedContext();
   const absl::Status missing = absl::NotFoundError(absl::StrCat("no context \"", name, "\""));
-  if (parts_.store == nullptr || (who != nullptr && !who->Sees(name))) return missing;
-  ASSIGN_OR_RETURN(const auto client, parts_.store->NewContextClient(name));
-  const absl::StatusOr<v1::Manifest> manifest = client->Get(name);
-  if (absl::IsNotFound(manifest.status())) return missing;
-  RETURN_IF_ERROR(manifest.status());
-  return Found{manifest->content_id(), manifest->tokens()};
-}
-
-absl::StatusOr<model::Seam> CompletionsApi::TokensOf(bool chat, const CompletionRequest& request,
-                                                     const std::string& content_id) {
-  if (chat && parts_.chat == nullptr) return parts_.chat_missing;
-  const model::Checkpoint& checkpoint = parts_.model->checkpoint();
-  const model::Tokenizer& tokenizer = *checkpoint.tokenizer;
-  if (request.context.empty()) {
-    model::Seam alone;
-    ASSIGN_OR_RETURN(alone.tokens,
-                     chat ? parts_.chat->Encode(request.messages, tokenizer, request.chat)
-                          : checkpoint.EncodeDocument(request.prompt));
-    return alone;
-  }
-  ASSIGN_OR_RETURN(const library::DocumentEnds document,
-                   ends_.Of(request.context, content_id, *parts_.store));
-  const int64_t most = std::min(parts_.most_given_up, document.tokens);
-  if (!chat) return model::JoinTokens(tokenizer, document.last, most, request.prompt);
-  return parts_.chat->EncodeBehind(request.messages, tokenizer, document, most, request.chat);
+  if (who != nullptr && !who->Sees(name)) return missing;
+  absl::StatusOr<serving::OpenedContext> found = parts_.engine->Find(name);
+  return absl::IsNotFound(found.status()) ? missing : std::move(found);
 }
 
 absl::Status CompletionsApi::CheckLength(const Asked& asked, int64_t document,
                                          int64_t prompt) const {
-  const model::ModelConfig& config = parts_.model->checkpoint().config;
-  const int64_t most = config.MaxTokens(parts_.beyond_trained);
+  const int64_t most = parts_.engine->max_tokens();
   if (document + prompt <= most) return absl::OkStatus();
   const char* const field = asked.chat ? "messages" : "prompt";
   std::string words = absl::StrCat(field, ": ", prompt, " tokens");
@@ -196,19 +179,19 @@ absl::Status CompletionsApi::CheckLength(const Asked& asked, int64_t document,
     absl::StrAppend(&words, " behind the ", document, " of context \"", asked.request.context,
                     "\": ", document + prompt, " in all");
   }
-  return WithCode(WithParam(absl::InvalidArgumentError(
-                                absl::StrCat(words, ": must be at most the model's ", most, " (",
-                                             config.MaxTokensField(parts_.beyond_trained),
-                                             "), which the answer is among: shorten it")),
-                            field),
-                  kContextLengthExceeded);
+  return WithCode(
+      WithParam(absl::InvalidArgumentError(absl::StrCat(
+                    words, ": must be at most the model's ", most, " (",
+                    parts_.engine->max_tokens_field(), "), which the answer is among: shorten it")),
+                field),
+      kContextLengthExceeded);
 }
 
 // As the request says; what it does not say, as the model's makers advise; else at temperature 1.
 void CompletionsApi::SetSampling(const Asked& asked, serving::AnswerJob& job) const {
   const RequestedSampling& wanted = asked.request.sampling;
-  const model::GenerationDefaults& advice = parts_.model->checkpoint().generation_defaults;
-  decoder::SamplingConfig& sampling = job.sampling;
+  const model::GenerationDefaults& advice = parts_.engine->checkpoint().generation_defaults;
+  serving::Sampling& sampling = job.sampling;
   sampling = decoder::AdvisedSampling(advice, {.temperature = 1});
   std::vector<std::string> advised;
   const auto take = [&](const char* name, const auto& said, bool is_advised, auto& into) {
@@ -234,24 +217,27 @@ size_t CompletionsApi::DocumentTokens(const Asked& asked, const std::vector<Toke
   if (parts_.keep == 0 || prompt.size() < least) return 0;
   std::optional<CompletionRequest> document = DocumentPart(asked.request);
   if (!document.has_value()) return 0;
-  const absl::StatusOr<model::Seam> part = TokensOf(asked.chat, *document, "");
+  const absl::StatusOr<model::Seam> part =
+      parts_.engine->Encode(PromptOf(*std::move(document)), "", "");
   if (!part.ok()) return 0;
   const size_t same = serving::CommonPrefix(part->tokens, prompt);
   return same >= least && same < prompt.size() ? same : 0;
 }
 
-absl::Status CompletionsApi::Answer(const Asked& asked, const Found& found) {
+absl::Status CompletionsApi::Answer(const Asked& asked, const serving::OpenedContext& found) {
   const CompletionRequest& request = asked.request;
   serving::AnswerJob job;
   job.context = request.context;
   job.content_id = found.content_id;
-  ASSIGN_OR_RETURN(model::Seam seam, TokensOf(asked.chat, request, job.content_id));
+  serving::Engine& engine = *parts_.engine;
+  ASSIGN_OR_RETURN(model::Seam seam, engine.Encode(PromptOf(request), job.context, job.content_id));
   job.prompt = std::move(seam.tokens);
   job.give_up = seam.give_up;
   RETURN_IF_ERROR(
       CheckLength(asked, found.tokens - job.give_up, static_cast<int64_t>(job.prompt.size())));
   job.max_tokens = request.max_tokens;
   job.sources = request.sources;
+  job.stop = request.stop;
   if (asked.who != nullptr) job.who = asked.who->name();
   job.turn = asked.visit->turn();
   SetSampling(asked, job);
@@ -261,10 +247,10 @@ absl::Status CompletionsApi::Answer(const Asked& asked, const Found& found) {
   job.done = [answering](const absl::StatusOr<serving::AnswerJob::Done>& done) {
     answering->Done(done);
   };
-  if (job.context.empty() && parts_.documents != nullptr) {
+  if (job.context.empty() && engine.documents() != nullptr) {
     auto known =
-        parts_.documents->Recognise(job.prompt, parts_.most_given_up, SeenBy(asked.who.get()));
-    if (known.has_value() && parts_.store->store() != nullptr && parts_.store->brings()) {
+        engine.documents()->Recognise(job.prompt, engine.most_given_up(), SeenBy(asked.who.get()));
+    if (known.has_value() && engine.store()->store() != nullptr && engine.store()->brings()) {
       std::shared_ptr<void> here = parts_.brings->HoldIfHere(known->name);
       if (here == nullptr) known.reset();  // it went meanwhile
       answering->Hold(std::move(here));
@@ -284,7 +270,7 @@ absl::Status CompletionsApi::Answer(const Asked& asked, const Found& found) {
   }
   answering->SetPrompt(job.context, request.context.empty() && !job.context.empty(),
                        static_cast<int64_t>(job.prompt.size()));
-  return parts_.scheduler->Submit(std::move(job));
+  return engine.Submit(std::move(job));
 }
 
 // The first `keep` tokens of the prompt become a context of its own, and the answer comes from there. Not OK: why
@@ -305,13 +291,12 @@ absl::Status CompletionsApi::AnswerFromKept(const Asked& asked, const serving::A
     }
   }
   ASSIGN_OR_RETURN(std::shared_ptr<void> place,
-                   TakePlace(*parts_.documents, parts_.model->checkpoint(), name,
-                             static_cast<int64_t>(keep), who));
-  ASSIGN_OR_RETURN(
-      const serving::Documents::Added added,
-      parts_.documents->Keep(name, document, BroughtBy(asked.visit, std::move(place))));
-  return parts_.documents->Watch(added.document.name, [this, answering = asked.answering, keep,
-                                                       job](const serving::Document& now) {
+                   TakePlace(*parts_.engine, name, static_cast<int64_t>(keep), who));
+  serving::Documents& documents = *parts_.engine->documents();
+  ASSIGN_OR_RETURN(const serving::Documents::Added added,
+                   documents.Keep(name, document, BroughtBy(asked.visit, std::move(place))));
+  return documents.Watch(added.document.name, [this, answering = asked.answering, keep,
+                                               job](const serving::Document& now) {
     if (now.state == serving::DocumentState::kReady) {
       serving::AnswerJob rest = job;
       rest.context = now.name;
@@ -334,7 +319,7 @@ absl::Status CompletionsApi::AnswerFromKept(const Asked& asked, const serving::A
 }
 
 void CompletionsApi::Submit(serving::AnswerJob job, Answering& answering) {
-  if (const absl::Status status = parts_.scheduler->Submit(std::move(job)); !status.ok()) {
+  if (const absl::Status status = parts_.engine->Submit(std::move(job)); !status.ok()) {
     answering.Failed(status);
   }
 }

@@ -211,6 +211,7 @@ absl::Status ContextsApi::Handle(const HttpRequest& request, const HttpRoute& ro
                                  const std::string& name,
                                  const std::shared_ptr<kvstore::Visit>& visit,
                                  const std::shared_ptr<HttpReply>& reply) const {
+  serving::Documents* const documents = engine->documents();
   if (documents == nullptr) {
     return absl::FailedPreconditionError("there is no store: carrel api needs --store FOLDER");
   }
@@ -244,7 +245,7 @@ absl::Status ContextsApi::Handle(const HttpRequest& request, const HttpRoute& ro
 }
 
 absl::Status ContextsApi::SendAll(const kvstore::Principal& who, HttpReply& reply) const {
-  ASSIGN_OR_RETURN(const std::vector<serving::Document> all, documents->List());
+  ASSIGN_OR_RETURN(const std::vector<serving::Document> all, engine->documents()->List());
   json data = json::array();
   for (const serving::Document& document : all) {
     if (who.Sees(document.name)) data.push_back(JsonOf(document));
@@ -269,14 +270,8 @@ absl::StatusOr<std::string> ContextsApi::TextOf(const serving::Document& documen
         "\" was made by another model, or its keys are stored otherwise than this server "
         "reads them: it cannot be asked here, nor its text be read"));
   }
-  ASSIGN_OR_RETURN(std::vector<TokenId> tokens,
-                   store->DocumentTokens(document.name, document.content_id));
-  std::string head;
-  if (chat != nullptr) {
-    ASSIGN_OR_RETURN(head, chat->TurnHead());
-  }
   ASSIGN_OR_RETURN(const library::DocumentText text,
-                   library::DocumentText::Create(std::move(tokens), *checkpoint->tokenizer, head));
+                   engine->Document(document.name, document.content_id));
   return text.text();
 }
 
@@ -308,8 +303,8 @@ absl::Status ContextsApi::Warm(const std::string& query,
   const std::string& name = visit->lookup_name();
   const auto answer =
       std::make_shared<WarmAnswer>(reply, visit, name, SteadyNow() + absl::Seconds(seconds));
-  if (!store->brings()) {
-    const absl::StatusOr<serving::Document> document = documents->Get(name);
+  if (!engine->store()->brings()) {
+    const absl::StatusOr<serving::Document> document = engine->documents()->Get(name);
     RETURN_IF_ERROR(visit->Told(document.status()));
     if (document->state != serving::DocumentState::kReady) return serving::BeingRead(*document);
     answer->End(absl::OkStatus());
@@ -328,7 +323,7 @@ absl::Status ContextsApi::AnswerText(const serving::Document& document, const st
                                      const std::shared_ptr<kvstore::Visit>& visit,
                                      const std::shared_ptr<HttpReply>& reply) const {
   ASSIGN_OR_RETURN(const double seconds, WaitOf(query));
-  if (document.state == serving::DocumentState::kReady && store->brings()) {
+  if (document.state == serving::DocumentState::kReady && engine->store()->brings()) {
     BringAndSendText(document, visit, reply);
     return absl::OkStatus();
   }
@@ -344,33 +339,31 @@ absl::Status ContextsApi::AnswerText(const serving::Document& document, const st
     if (!still.ok()) SendError(*held, still);
     return still.ok();
   });
-  return documents->Watch(document.name,
-                          [api = *this, visit, reply, until](const serving::Document& now) {
-                            if (now.state == serving::DocumentState::kReady) {
-                              const bool begun = api.later(visit->turn(), [api, visit, reply, now] {
-                                absl::Status sent = visit->StillAllowed();
-                                if (sent.ok()) sent = api.SendText(now, *visit, *reply);
-                                if (!sent.ok()) SendError(*reply, sent);
-                              });
-                              if (!begun) {
-                                SendError(*reply, absl::UnavailableError("the server is stopping"));
-                              }
-                            } else if (now.state == serving::DocumentState::kFailed) {
-                              SendError(*reply, now.error);
-                            } else if (SteadyNow() > until) {
-                              SendError(*reply, serving::BeingRead(now));
-                            } else {
-                              return !reply->gone();
-                            }
-                            return false;
-                          });
+  return engine->documents()->Watch(
+      document.name, [api = *this, visit, reply, until](const serving::Document& now) {
+        if (now.state == serving::DocumentState::kReady) {
+          const bool begun = api.later(visit->turn(), [api, visit, reply, now] {
+            absl::Status sent = visit->StillAllowed();
+            if (sent.ok()) sent = api.SendText(now, *visit, *reply);
+            if (!sent.ok()) SendError(*reply, sent);
+          });
+          if (!begun) {
+            SendError(*reply, absl::UnavailableError("the server is stopping"));
+          }
+        } else if (now.state == serving::DocumentState::kFailed) {
+          SendError(*reply, now.error);
+        } else if (SteadyNow() > until) {
+          SendError(*reply, serving::BeingRead(now));
+        } else {
+          return !reply->gone();
+        }
+        return false;
+      });
 }
 
 // A name that the caller would not see afterwards is refused before anybody looks whether it is taken.
-absl::StatusOr<std::shared_ptr<void>> TakePlace(serving::Documents& documents,
-                                                const model::Checkpoint& checkpoint,
-                                                const std::string& name, int64_t tokens,
-                                                kvstore::Principal* who) {
+absl::StatusOr<std::shared_ptr<void>> TakePlace(serving::Engine& engine, const std::string& name,
+                                                int64_t tokens, kvstore::Principal* who) {
   if (who == nullptr) return std::shared_ptr<void>();
   if (name.empty() ? !who->SeesAll() : !who->Sees(name)) {
     return WithParam(absl::PermissionDeniedError(absl::StrCat(
@@ -378,9 +371,9 @@ absl::StatusOr<std::shared_ptr<void>> TakePlace(serving::Documents& documents,
                      "name");
   }
   if (!who->OfTenant(name)) return std::shared_ptr<void>();
-  const AttentionShape& shape = checkpoint.config.shape;
+  const AttentionShape& shape = engine.checkpoint().config.shape;
   const int64_t token_bytes = int64_t{4} * shape.layers * shape.kv_heads * shape.head_dim;
-  return documents.TakePlace(
+  return engine.documents()->TakePlace(
       [&](const std::string& other) { return who->OfTenant(other); },
       [&](int64_t contexts, int64_t bytes) -> absl::StatusOr<std::shared_ptr<void>> {
         ASSIGN_OR_RETURN(std::shared_ptr<kvstore::TenantState> place,
@@ -404,19 +397,18 @@ absl::Status ContextsApi::Create(const HttpRequest& request,
         413);
   }
   std::string head;
-  if (given.in_turn && chat != nullptr) {
-    ASSIGN_OR_RETURN(head, chat->TurnHead());
+  if (given.in_turn) {
+    ASSIGN_OR_RETURN(head, engine->turn_head());
   }
   model::Tokenizer::Dropped dropped;
   absl::StatusOr<std::vector<TokenId>> tokens = library::EncodeGivenText(
-      *checkpoint->tokenizer, head, given.text, given.drop_missing ? &dropped : nullptr);
+      *engine->checkpoint().tokenizer, head, given.text, given.drop_missing ? &dropped : nullptr);
   if (!tokens.ok()) return WithParam(Annotate(tokens.status(), "text"), "text");
-  ASSIGN_OR_RETURN(
-      std::shared_ptr<void> place,
-      TakePlace(*documents, *checkpoint, given.name, static_cast<int64_t>(tokens->size()), who));
+  ASSIGN_OR_RETURN(std::shared_ptr<void> place,
+                   TakePlace(*engine, given.name, static_cast<int64_t>(tokens->size()), who));
   const auto count = static_cast<int64_t>(tokens->size());
   const absl::StatusOr<serving::Documents::Added> added =
-      documents->Add(given.name, *std::move(tokens), BroughtBy(visit, std::move(place)));
+      engine->documents()->Add(given.name, *std::move(tokens), BroughtBy(visit, std::move(place)));
   visit->Log("import", added.status(), {.tokens = count});
   RETURN_IF_ERROR(added.status());
   json value = JsonOf(added->document);

@@ -24,10 +24,7 @@
 #include "http_api/http_message.h"
 #include "http_api/http_server.h"
 #include "kvstore/access/admission.h"
-#include "library/store_access.h"
-#include "model/checkpoint.h"
-#include "serving/chat_template.h"
-#include "serving/documents.h"
+#include "serving/engine.h"
 #include "serving/still_allowed.h"
 #include "serving/turn_pool.h"
 
@@ -36,14 +33,11 @@ namespace carrel::http_api {
 struct ContextsApi {
   static constexpr char kTarget[] = "/v1/contexts";
 
-  serving::Documents* documents;  // null: there is no store
-  const model::Checkpoint* checkpoint;
-  library::StoreAccess* store;  // null likewise
-  serving::ChatTemplate* chat;  // null: the model knows none
+  serving::Engine* engine;
   int64_t max_text_bytes;
   serving::RunLater later;
   serving::StillAllowed* still_allowed;
-  Brings* brings;  // null likewise
+  Brings* brings;  // null: there is no store
 
   // Of a visit that may make this call; name: what the route's {} stands for.
   absl::Status Handle(const HttpRequest& request, const HttpRoute& route, const std::string& name,
@@ -70,10 +64,8 @@ struct ContextsApi {
 
 // Whether the caller may add a context of this name, which he is to see afterwards, and its place in his tenant's
 // quota (Documents::Add); null: there is none.
-absl::StatusOr<std::shared_ptr<void>> TakePlace(serving::Documents& documents,
-                                                const model::Checkpoint& checkpoint,
-                                                const std::string& name, int64_t tokens,
-                                                kvstore::Principal* who);
+absl::StatusOr<std::shared_ptr<void>> TakePlace(serving::Engine& engine, const std::string& name,
+                                                int64_t tokens, kvstore::Principal* who);
 
 // Whether the caller sees a context; who: null: all.
 serving::Documents::Sees SeenBy(kvstore::Principal* who);

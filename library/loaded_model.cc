@@ -20,6 +20,7 @@ absl::StatusOr<std::shared_ptr<LoadedModel>> LoadedModel::Load(const std::string
                                                                int threads) {
   ASSIGN_OR_RETURN(const int count, ResolveThreads(threads));
   std::shared_ptr<LoadedModel> loaded(new LoadedModel(count));
+  loaded->path_ = path;
   const model::DigestCache cache(model::DigestCache::DefaultFolder());
   ASSIGN_OR_RETURN(loaded->checkpoint_,
                    model::LoadCheckpoint(path, &loaded->pool_, adapter, &cache));

@@ -23,6 +23,7 @@ class LoadedModel {
                                                            const std::string& adapter, int threads);
   // One that is there already, for benchmarks and tests; threads > 0.
   static std::shared_ptr<LoadedModel> Of(model::Checkpoint checkpoint, int threads);
+  const std::string& path() const { return path_; }  // empty: of a checkpoint that was there
   const model::Checkpoint& checkpoint() const { return checkpoint_; }
   ThreadPool* pool() { return &pool_; }
   // Bytes that the tokenizer has no token for are left out of every text from now on (--missing-bytes drop).
@@ -31,6 +32,7 @@ class LoadedModel {
 
  private:
   explicit LoadedModel(int threads) : pool_(threads - 1) {}
+  std::string path_;
   ThreadPool pool_;
   model::Checkpoint checkpoint_;
 };

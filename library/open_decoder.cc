@@ -146,44 +146,22 @@ absl::StatusOr<std::unique_ptr<OpenDecoder>> OpenDecoder::Create(
   return open;
 }
 
-absl::StatusOr<model::Seam> OpenDecoder::EncodePrompt(absl::string_view text,
-                                                      model::Tokenizer::Dropped* dropped) {
-  if (context_.empty() || checkpoint_.tokenizer == nullptr) {
-    model::Seam alone;
-    ASSIGN_OR_RETURN(alone.tokens, checkpoint_.EncodeDocument(text, dropped));
-    return alone;
-  }
-  ASSIGN_OR_RETURN(const DocumentEnds ends, Ends());
-  return model::JoinTokens(*checkpoint_.tokenizer, ends.last, decoder_->most_given_up(), text,
-                           dropped);
-}
-
-absl::StatusOr<DocumentEnds> OpenDecoder::Ends() {
-  if (context_.empty()) return absl::FailedPreconditionError("there is no context");
-  return ends_.Of(context_, decoder_->content_id(), *store_);
-}
-
-absl::StatusOr<std::vector<TokenId>> OpenDecoder::DocumentTokens() {
-  if (context_.empty()) return absl::FailedPreconditionError("there is no context");
-  ASSIGN_OR_RETURN(std::vector<TokenId> tokens,
-                   store_->DocumentTokens(context_, decoder_->content_id()));
-  if (static_cast<int64_t>(tokens.size()) != decoder_->context_tokens()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("context \"", context_, "\" has ", tokens.size(), " tokens now, not the ",
-                     decoder_->context_tokens(), " that were opened: open it anew"));
-  }
-  return tokens;
-}
-
 absl::StatusOr<const DocumentText*> OpenDecoder::Document() {
   if (document_.has_value()) return &*document_;
   if (checkpoint_.tokenizer == nullptr) {
     return absl::FailedPreconditionError("sources: the model came without a tokenizer");
   }
-  absl::StatusOr<std::vector<TokenId>> tokens = DocumentTokens();
+  if (context_.empty()) return absl::FailedPreconditionError("sources: there is no context");
+  absl::StatusOr<std::vector<TokenId>> tokens =
+      store_->DocumentTokens(context_, decoder_->content_id());
   if (!tokens.ok()) return Annotate(tokens.status(), "sources");
-  ASSIGN_OR_RETURN(document_,
-                   DocumentText::Create(*std::move(tokens), *checkpoint_.tokenizer, turn_head_));
+  if (static_cast<int64_t>(tokens->size()) != decoder_->context_tokens()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "sources: context \"", context_, "\" has ", tokens->size(), " tokens now, not the ",
+        decoder_->context_tokens(), " that were opened: open it anew"));
+  }
+  ASSIGN_OR_RETURN(document_, DocumentText::Create(*std::move(tokens), *checkpoint_.tokenizer,
+                                                   turn_head_ == nullptr ? "" : turn_head_()));
   return &*document_;
 }
 

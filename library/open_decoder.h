@@ -5,6 +5,7 @@
 // Threads:   one.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,12 +16,10 @@
 #include "decoder/decoder.h"
 #include "decoder/plan/way.h"
 #include "library/derived_weights.h"
-#include "library/document_ends.h"
 #include "library/document_text.h"
 #include "library/loaded_model.h"
 #include "library/sources.h"
 #include "library/store_access.h"
-#include "model/tokenizer/seam.h"
 
 namespace carrel::v1 {
 class Manifest;
@@ -38,8 +37,9 @@ struct DecoderSpec {
   // The zone is chosen by cost (decoder/plan/plan.h), or by `way`, where config's is the store's by default.
   bool planned = false;
   std::optional<decoder::Way> way;
-  // What the model's chat template puts before a document's text; empty: nothing (FindTextBegin).
-  std::string turn_head;
+  // What the model's chat template puts before a document's text (FindTextBegin), asked when a document is read. Null:
+  // nothing.
+  std::function<std::string()> turn_head;
 };
 
 // Whether a decoder of the model, opened so, is taken by the context of this manifest: by their fingerprints, which is
@@ -56,20 +56,11 @@ class OpenDecoder {
   const model::Checkpoint& checkpoint() const { return checkpoint_; }
   decoder::Decoder& decoder() { return *decoder_; }
   const decoder::Decoder& decoder() const { return *decoder_; }
-  // The tokens of a prompt. Behind the context: with it they are those of the whole text, where that can be
-  // (GenerateOptions::give_up belongs to them). Without one: those of a document.
-  // dropped: as Tokenizer::Encode. FailedPrecondition: the model came without a tokenizer.
-  absl::StatusOr<model::Seam> EncodePrompt(absl::string_view text,
-                                           model::Tokenizer::Dropped* dropped = nullptr);
-  // How the context's document begins and ends; FailedPrecondition without a context.
-  absl::StatusOr<DocumentEnds> Ends();
   // What becomes of an attempt at answers: `status`, unless the weights, or rows mapped here, changed
   // while it went on. DataLoss then (names the file): no answer of it counts.
   absl::Status Confirm(const absl::Status& status) const;
   // How rows are chosen here (decoder::DescribeSelector); empty where the store searches.
   const std::string& method() const { return method_; }
-  // The tokens of the context's document; FailedPrecondition without a context, and where they are others by now.
-  absl::StatusOr<std::vector<TokenId>> DocumentTokens();
   // The context's document, read when it is first asked for; FailedPrecondition without a context.
   absl::StatusOr<const DocumentText*> Document();
   // After Generate with `trace`: the passages that its answer, the tokens given, rests on.
@@ -86,9 +77,9 @@ class OpenDecoder {
   model::Checkpoint checkpoint_;  // the model's, but for a fingerprint that may be the context's
   std::shared_ptr<const decoder::HostRows> rows_;  // null: none are mapped here
   std::unique_ptr<decoder::Decoder> decoder_;
-  std::string context_, method_, turn_head_;
+  std::string context_, method_;
+  std::function<std::string()> turn_head_;
   std::optional<DocumentText> document_;
-  DocumentEndsCache ends_;
   std::optional<DerivedWeights> derived_;
 };
 

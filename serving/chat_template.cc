@@ -407,4 +407,18 @@ absl::StatusOr<model::Seam> ChatTemplate::EncodeBehind(const std::vector<Message
       nullptr, marked.messages);
 }
 
+std::string PlainChat(const std::vector<Message>& messages) {
+  std::string prompt;
+  for (const Message& message : messages) {
+    if (message.role == "system") {
+      absl::StrAppend(&prompt, "\n\n", message.content);
+    } else if (message.role == "user") {
+      absl::StrAppend(&prompt, "\n\nQuestion: ", message.content, "\nAnswer:");
+    } else {
+      prompt += message.content;  // as the model gave it, with its space
+    }
+  }
+  return prompt;
+}
+
 }  // namespace carrel::serving

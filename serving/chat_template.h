@@ -43,6 +43,10 @@ struct ChatOptions {
   bool continue_last = false;    // up to where the last message's text ends
 };
 
+// For a model without a template: a text that it may go on with, and where its answer ends.
+std::string PlainChat(const std::vector<Message>& messages);
+inline constexpr char kPlainChatStop[] = "\n\nQuestion:";
+
 class ChatTemplate {
  public:
   static absl::StatusOr<std::unique_ptr<ChatTemplate>> Create(ChatRendererConfig config);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
 #include "common/status.h"
 #include "common/steady_time.h"
 #include "common/thrown.h"
@@ -13,6 +14,7 @@
 #include "library/open_decoder.h"
 #include "library/sources.h"
 #include "model/tokenizer/tokenizer.h"
+#include "serving/stop_filter.h"
 
 namespace carrel::serving {
 namespace {
@@ -41,7 +43,7 @@ decoder::LayerStatistics Since(const decoder::LayerStatistics& before,
 // In the middle of a step, which is others', too: what it throws is its own end.
 bool Wanted(const AnswerJob& job) {
   const auto wanted =
-      CatchThrown("an answer", [&]() -> absl::StatusOr<bool> { return job.wanted(); });
+      CatchThrown("an answer", [&]() -> absl::StatusOr<bool> { return job.is_wanted(); });
   return wanted.value_or(false);
 }
 
@@ -49,30 +51,50 @@ bool Wanted(const AnswerJob& job) {
 struct Answer {
   Answer(const AnswerJob& given, absl::Time begun, const std::atomic<bool>& stop,
          const model::Tokenizer* tokenizer)
-      : job(given), start(begun), stopping(stop), stream(tokenizer) {}
-
-  absl::Status Push(TokenId id) {
-    tokens.push_back(id);
-    if (tokens.size() == 1) first = SteadyNow();
-    ASSIGN_OR_RETURN(const std::string piece, stream.Push(id));
-    return Show(piece);
+      : job(given), start(begun), stopping(stop), filter(given.stop) {
+    if (tokenizer != nullptr) stream.emplace(tokenizer);
   }
 
-  absl::Status Show(const std::string& piece) {
-    if (!stopping && job.on_text(piece)) return absl::OkStatus();
+  absl::Status Push(TokenId id) {
+    first = std::min(first, SteadyNow());
+    std::string piece = absl::StrCat(id, " ");
+    if (stream.has_value()) {
+      ASSIGN_OR_RETURN(piece, stream->Push(id));
+    }
+    if (Show(filter.Push(piece)) && !filter.stopped() && !stopping) return absl::OkStatus();
     ended = true;
     return absl::CancelledError("the answer was ended");
+  }
+
+  // False: no more of it is wanted.
+  bool Show(const std::string& piece) {
+    if (left) return false;
+    text += piece;
+    left = job.on_text != nullptr && !job.on_text(piece);
+    return !left;
+  }
+
+  // What was held back, if nobody ended the answer before.
+  absl::Status ShowRest() {
+    if (!ended && stream.has_value()) {
+      ASSIGN_OR_RETURN(const std::string rest, stream->Finish());
+      Show(filter.Push(rest));
+    }
+    Show(filter.Finish());
+    return absl::OkStatus();
   }
 
   const AnswerJob& job;
   const absl::Time start;
   const std::atomic<bool>& stopping;
-  model::StreamDecoder stream;
+  std::optional<model::StreamDecoder> stream;  // none: the model has no tokenizer
+  StopFilter filter;
   std::optional<decoder::Generation> generation;
-  std::vector<TokenId> tokens;
+  std::string text;
   decoder::LayerStatistics before;
   absl::Time first = absl::InfiniteFuture();
-  bool ended = false;  // by who listens: what there is, is the answer
+  bool left = false;   // by who listened
+  bool ended = false;  // before the model ended it: what there is, is the answer
 };
 
 class DecoderSlot final : public Slot {
@@ -89,6 +111,12 @@ class DecoderSlot final : public Slot {
   absl::Status RestoreSequence(decoder::SavedSequence sequence) override {
     return open_->decoder().sequence().Restore(std::move(sequence));
   }
+  OpenedContext opened() const override {
+    const decoder::Decoder& decoder = open_->decoder();
+    return {decoder.content_id(), decoder.context_tokens(), open_->method(), decoder.plan(),
+            open_->derived()};
+  }
+  decoder::Statistics statistics() const override { return open_->decoder().statistics(); }
   bool has_document() const override { return has_document_; }
   absl::Status ReadDocument() override {
     RETURN_IF_ERROR(open_->Document().status());
@@ -106,6 +134,8 @@ class DecoderSlot final : public Slot {
     options.history = job.history;
     options.sampling = job.sampling;
     options.trace = job.with_sources();
+    options.keep_logits = job.keep_logits;
+    options.ignore_eos = job.ignore_eos;
     options.resume = resume;
     options.wanted = [&answer] { return !answer.stopping && Wanted(answer.job); };
     options.on_token = [&answer](TokenId id) { return answer.Push(id); };
@@ -135,7 +165,7 @@ class DecoderSlot final : public Slot {
     RETURN_IF_ERROR(open_->Confirm(answer.ended ? absl::OkStatus() : given));
     const decoder::Decoder& decoder = open_->decoder();
     AnswerJob::Done done;
-    done.tokens = static_cast<int64_t>(answer.tokens.size());
+    done.result = answer.generation->TakeResult();
     done.resumed_tokens = decoder.resumed_tokens();
     done.context_tokens = decoder.context_tokens() - answer.job.give_up;
     if (decoder.plan().has_value()) done.plan = decoder::WayName(decoder.plan()->taken().way);
@@ -144,20 +174,22 @@ class DecoderSlot final : public Slot {
     const absl::Time first = std::min(answer.first, SteadyNow());
     done.prompt_seconds = absl::ToDoubleSeconds(first - answer.start);
     done.generate_seconds = absl::ToDoubleSeconds(SteadyNow() - first);
-    if (answer.job.with_sources() && answer.job.wanted()) {
-      ASSIGN_OR_RETURN(done.sources, SourcesOf(answer));
+    if (answer.job.with_sources() && answer.job.is_wanted()) {
+      const absl::Time start = SteadyNow();
+      ASSIGN_OR_RETURN(done.sources, SourcesOf(done.result.ids, answer.job.sources));
+      done.sources_seconds = absl::ToDoubleSeconds(SteadyNow() - start);
     }
-    if (!answer.ended) {
-      ASSIGN_OR_RETURN(const std::string rest, answer.stream.Finish());
-      answer.Show(rest).IgnoreError();
-      done.at_max_tokens = answer.generation->TakeResult().stop != decoder::StopReason::kEos;
-    }
+    RETURN_IF_ERROR(answer.ShowRest());
+    if (answer.filter.stopped()) done.result.stop = decoder::StopReason::kEos;
+    done.at_max_tokens = !answer.ended && done.result.stop != decoder::StopReason::kEos;
+    done.left = answer.left;
+    done.text = std::move(answer.text);
     return done;
   }
 
-  absl::StatusOr<std::vector<AnswerSource>> SourcesOf(const Answer& answer) {
-    ASSIGN_OR_RETURN(const std::vector<library::Source> sources,
-                     open_->Sources(answer.tokens, answer.job.sources));
+  absl::StatusOr<std::vector<AnswerSource>> SourcesOf(absl::Span<const TokenId> answer,
+                                                      int64_t most) {
+    ASSIGN_OR_RETURN(const std::vector<library::Source> sources, open_->Sources(answer, most));
     ASSIGN_OR_RETURN(const library::DocumentText* const document, open_->Document());
     std::vector<AnswerSource> with_texts;
     for (const library::Source& source : sources) {
@@ -178,28 +210,24 @@ class DecoderSlot final : public Slot {
 
 class DecoderRunner final : public Runner {
  public:
-  DecoderRunner(RunnerConfig config, std::shared_ptr<library::LoadedModel> model,
+  DecoderRunner(library::DecoderSpec decoders, std::shared_ptr<library::LoadedModel> model,
                 std::shared_ptr<library::StoreAccess> store)
-      : config_(std::move(config)), model_(std::move(model)), store_(std::move(store)) {}
+      : decoders_(std::move(decoders)), model_(std::move(model)), store_(std::move(store)) {}
 
   // Rates that are measured beside steps would be those of a machine that is busy.
   void Prepare() override {
-    if (!config_.planned || store_ == nullptr) return;
-    library::MachineRates(config_.device.device, model_->checkpoint().config.shape, model_->pool())
+    if (!decoders_.planned || store_ == nullptr) return;
+    library::MachineRates(decoders_.device.device, model_->checkpoint().config.shape,
+                          model_->pool())
         .status()
         .IgnoreError();  // opening says so
   }
 
   absl::StatusOr<std::unique_ptr<Slot>> Open(const std::string& context,
                                              const std::string& content_id) override {
-    library::DecoderSpec spec = {.context = context,
-                                 .folder = config_.folder,
-                                 .derived_weights = config_.derived_weights,
-                                 .config = config_.retrieval,
-                                 .device = config_.device,
-                                 .planned = config_.planned && !context.empty(),
-                                 .way = config_.way,
-                                 .turn_head = config_.turn_head};
+    library::DecoderSpec spec = decoders_;
+    spec.context = context;
+    spec.planned = decoders_.planned && !context.empty();
     spec.config.content_id = content_id;
     ASSIGN_OR_RETURN(std::unique_ptr<library::OpenDecoder> open,
                      library::OpenDecoder::Create(std::move(spec), model_, store_));
@@ -207,7 +235,7 @@ class DecoderRunner final : public Runner {
   }
 
   // On a GPU all share one device.
-  bool steps_beside() const override { return config_.device.device == model::Device::kCpu; }
+  bool steps_beside() const override { return decoders_.device.device == model::Device::kCpu; }
 
   std::vector<absl::Status> Step(absl::Span<Slot* const> slots) override {
     std::vector<decoder::Generation*> generations;
@@ -216,17 +244,17 @@ class DecoderRunner final : public Runner {
   }
 
  private:
-  const RunnerConfig config_;
+  const library::DecoderSpec decoders_;
   const std::shared_ptr<library::LoadedModel> model_;
   const std::shared_ptr<library::StoreAccess> store_;
 };
 
 }  // namespace
 
-std::unique_ptr<Runner> MakeDecoderRunner(const RunnerConfig& config,
+std::unique_ptr<Runner> MakeDecoderRunner(library::DecoderSpec decoders,
                                           std::shared_ptr<library::LoadedModel> model,
                                           std::shared_ptr<library::StoreAccess> store) {
-  return std::make_unique<DecoderRunner>(config, std::move(model), std::move(store));
+  return std::make_unique<DecoderRunner>(std::move(decoders), std::move(model), std::move(store));
 }
 
 }  // namespace carrel::serving

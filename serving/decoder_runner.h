@@ -5,29 +5,17 @@
 #pragma once
 
 #include <memory>
-#include <optional>
-#include <string>
 
-#include "decoder/config.h"
-#include "decoder/plan/way.h"
 #include "library/loaded_model.h"
+#include "library/open_decoder.h"
 #include "library/store_access.h"
 #include "serving/runner.h"
 
 namespace carrel::serving {
 
-struct RunnerConfig {
-  decoder::RetrievalConfig retrieval;
-  decoder::DeviceConfig device;
-  bool derived_weights = false;  // as library/open_decoder.h
-  std::string folder;            // of an embedded store, for zones in this host's memory
-  bool planned = false;          // likewise, with `way`
-  std::optional<decoder::Way> way;
-  std::string turn_head;  // as library/open_decoder.h
-};
-
+// decoders: how each is opened; its context is the caller's of Open, and so is config.content_id.
 // store: null: there are no contexts.
-std::unique_ptr<Runner> MakeDecoderRunner(const RunnerConfig& config,
+std::unique_ptr<Runner> MakeDecoderRunner(library::DecoderSpec decoders,
                                           std::shared_ptr<library::LoadedModel> model,
                                           std::shared_ptr<library::StoreAccess> store);
 

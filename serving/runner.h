@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "absl/types/span.h"
 #include "common/ids.h"
 #include "decoder/decoder.h"
+#include "library/derived_weights.h"
 #include "serving/answer_job.h"
 #include "serving/schedule.h"
 
@@ -24,6 +26,15 @@ class Generation;
 }
 
 namespace carrel::serving {
+
+// A context as a decoder has it open; the model alone has no tokens.
+struct OpenedContext {
+  std::string content_id;  // empty: of an old format
+  int64_t tokens = 0;
+  std::string method;                 // how rows are chosen here; empty where the store searches
+  std::optional<decoder::Plan> plan;  // none: the way to attend was not planned
+  std::optional<library::DerivedWeights> derived;  // none: the weights are the context's own
+};
 
 // A decoder over one context, and the sequence that it holds behind it. It gives one answer at a time.
 class Slot {
@@ -35,6 +46,9 @@ class Slot {
   virtual int64_t given_up() const = 0;
   virtual decoder::SavedSequence SaveSequence() const = 0;
   virtual absl::Status RestoreSequence(decoder::SavedSequence sequence) = 0;
+  virtual OpenedContext opened() const { return {}; }
+  // Over all answers so far.
+  virtual decoder::Statistics statistics() const { return {}; }
   // Sources need the document's text, which is read once.
   virtual bool has_document() const = 0;
   virtual absl::Status ReadDocument() = 0;

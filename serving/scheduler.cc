@@ -14,6 +14,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "common/status.h"
@@ -27,8 +28,10 @@ namespace {
 // An open decoder, and the conversation that it holds.
 struct Pooled {
   std::string context, content_id;
+  int64_t number = 0;  // in the order in which they were opened
   std::unique_ptr<Slot> slot;
-  bool busy = false;  // with an answer, or in somebody's hands, who alone touches the slot
+  bool busy = false;   // with an answer, or in somebody's hands, who alone touches the slot
+  bool first = false;  // nobody asked it yet, and no other decoder over the same was open
   // Of the conversation: whose, how long its prompt is (0: there is none), and since when it waits.
   std::string who;
   int64_t prompt_tokens = 0;
@@ -81,6 +84,44 @@ class StepScheduler final : public Scheduler {
     return absl::OkStatus();
   }
 
+  absl::StatusOr<OpenedContext> Open(const std::string& context, const std::string& content_id,
+                                     int64_t count) override {
+    std::string holds = content_id;
+    for (;;) {
+      {
+        absl::MutexLock lock(&mu_);
+        mu_.Await(absl::Condition(&prepared_));
+        const Pooled* found = nullptr;
+        int64_t open = 0;
+        for (const Pooled& one : open_) {
+          if (one.context != context || !absl::StartsWith(one.content_id, holds)) continue;
+          found = &one;
+          ++open;
+        }
+        if (open >= count) return found->slot->opened();
+        if (found != nullptr) holds = found->content_id;
+      }
+      ASSIGN_OR_RETURN(Pooled* const opened, NewDecoder(context, holds));
+      absl::MutexLock lock(&mu_);
+      opened->busy = false;
+    }
+  }
+
+  decoder::Statistics statistics() const override {
+    absl::MutexLock lock(&mu_);
+    std::map<int64_t, const Slot*> in_order;  // sums of fractions have an order
+    for (const Pooled& open : open_) in_order.emplace(open.number, open.slot.get());
+    decoder::Statistics sum;
+    for (const auto& [number, slot] : in_order) {
+      if (slot == in_order.begin()->second) {
+        sum = slot->statistics();
+      } else {
+        decoder::AddStatistics(slot->statistics(), sum);
+      }
+    }
+    return sum;
+  }
+
   absl::Status Close(const std::string& context) override {
     std::list<Pooled> closed;
     {
@@ -119,7 +160,7 @@ class StepScheduler final : public Scheduler {
 
   // Of several prompts together; where they are read one by one, each makes the others wait.
   static int64_t PromptTokensOfStep(const SchedulerConfig& config) {
-    return config.runner.device.device == model::Device::kCpu ? kPromptTokens : 0;
+    return config.decoders.device.device == model::Device::kCpu ? kPromptTokens : 0;
   }
 
   // --- The step thread.
@@ -130,6 +171,10 @@ class StepScheduler final : public Scheduler {
       runner_->Prepare();
       return absl::OkStatus();
     }).IgnoreError();
+    {
+      absl::MutexLock lock(&mu_);
+      prepared_ = true;
+    }
     for (bool goes_on = true; goes_on;) {
       CatchThrown("answers", [&] {
         while ((goes_on = Advance())) {
@@ -168,7 +213,7 @@ class StepScheduler final : public Scheduler {
     Request& request = RequestOf(id);
     request.start = SteadyNow();
     const absl::StatusOr<bool> begun = CatchThrown("an answer", [&]() -> absl::StatusOr<bool> {
-      if (!request.job.wanted()) return absl::CancelledError("nobody waits for the answer");
+      if (!request.job.is_wanted()) return absl::CancelledError("nobody waits for the answer");
       return Begin(request, /*may_wait=*/false);
     });
     absl::MutexLock lock(&mu_);
@@ -207,7 +252,7 @@ class StepScheduler final : public Scheduler {
   // Lets go of its decoder, and then tells how it ended: who hears of it may delete the context.
   void Finish(RequestId id, const absl::Status& status, bool cut) {
     Request& request = RequestOf(id);
-    const absl::StatusOr<AnswerJob::Done> done =
+    absl::StatusOr<AnswerJob::Done> done =
         CatchThrown("an answer", [&]() -> absl::StatusOr<AnswerJob::Done> {
           if (!request.begun) return status;
           return request.open->slot->End(status, cut);
@@ -222,7 +267,7 @@ class StepScheduler final : public Scheduler {
     }
     // It is over for this thread, whatever becomes of what its caller is told.
     CatchThrown("the end of an answer", [&] {
-      ended->job.done(done);
+      ended->job.done(std::move(done));
       return absl::OkStatus();
     }).IgnoreError();
   }
@@ -237,9 +282,10 @@ class StepScheduler final : public Scheduler {
       open.who = request.job.who;
       open.used = SteadyNow();
       const size_t prompt = request.job.prompt.size();
-      open.prompt_tokens =
-          open.slot->sequence_tokens().size() >= prompt ? static_cast<int64_t>(prompt) : 0;
-      if (status.ok() || absl::IsCancelled(status)) return;
+      const bool goes_on = request.job.resume && open.slot->sequence_tokens().size() >= prompt;
+      open.prompt_tokens = goes_on ? static_cast<int64_t>(prompt) : 0;
+      // What is refused was not begun.
+      if (status.ok() || absl::IsCancelled(status) || absl::IsInvalidArgument(status)) return;
       TakeOutLocked([&](const Pooled& other) { return &other == &open; }, closed);
     }
     CloseAll(closed, /*park=*/false);
@@ -332,18 +378,19 @@ class StepScheduler final : public Scheduler {
   absl::StatusOr<bool> Begin(Request& request, bool may_wait) {
     const AnswerJob& job = request.job;
     if (request.open == nullptr) request.open = IdleOf(job, may_wait);
-    bool first = false;
     if (request.open == nullptr) {
       if (!may_wait) return false;
-      ASSIGN_OR_RETURN(request.open, NewDecoder(job, first));
+      ASSIGN_OR_RETURN(request.open, NewDecoder(job.context, job.content_id));
     }
     Pooled& open = *request.open;
+    const bool first = open.first && runner_->steps_beside();
+    if (first && !may_wait) return false;
     if (job.with_sources() && !open.slot->has_document()) {
       if (!may_wait) return false;
       RETURN_IF_ERROR(open.slot->ReadDocument());
     }
-    bool resume = GoesOnWith(job, open);
-    if (!resume) {
+    bool resume = job.resume && GoesOnWith(job, open);
+    if (!resume && job.resume) {
       const SequenceOwner owner = {job.context, job.content_id, job.who, job.give_up};
       PrefixCache::Taken found = prefixes_.TakeFromMemory(owner, job.prompt);
       if (found.in_file) {
@@ -357,7 +404,8 @@ class StepScheduler final : public Scheduler {
     }
     request.begun = true;
     RETURN_IF_ERROR(open.slot->Begin(job, resume, request.start, stopping_));
-    if (first && !job.context.empty() && runner_->steps_beside()) {
+    open.first = false;
+    if (first) {
       Slot* const slot = open.slot.get();
       RETURN_IF_ERROR(runner_->Step({&slot, 1}).front());
     }
@@ -383,29 +431,30 @@ class StepScheduler final : public Scheduler {
     return idle;
   }
 
-  // Room is made for it. first: no other decoder over the same was open.
-  absl::StatusOr<Pooled*> NewDecoder(const AnswerJob& job, bool& first) {
+  // Room is made for it.
+  absl::StatusOr<Pooled*> NewDecoder(const std::string& context, const std::string& content_id) {
     std::list<Pooled> closed;
     {
       absl::MutexLock lock(&mu_);
-      TakeOutUnneededLocked(job, closed);
+      TakeOutUnneededLocked(context, content_id, closed);
     }
     CloseAll(closed, /*park=*/true);
-    absl::StatusOr<std::unique_ptr<Slot>> slot = runner_->Open(job.context, job.content_id);
+    absl::StatusOr<std::unique_ptr<Slot>> slot = runner_->Open(context, content_id);
     while (absl::IsResourceExhausted(slot.status()) && CloseIdlest()) {
-      slot = runner_->Open(job.context, job.content_id);
+      slot = runner_->Open(context, content_id);
     }
     RETURN_IF_ERROR(slot.status());
+    const std::string holds = (*slot)->opened().content_id;
     absl::MutexLock lock(&mu_);
-    first = std::none_of(open_.begin(), open_.end(), [&](const Pooled& open) {
-      return open.context == job.context && open.content_id == job.content_id;
-    });
-    Pooled& open = open_.emplace_front();
-    open.context = job.context;
-    open.content_id = job.content_id;
+    Pooled open = {.context = context, .content_id = holds.empty() ? content_id : holds};
+    open.number = ++opened_;
     open.slot = *std::move(slot);
     open.busy = true;
-    return &open;
+    open.first =
+        !context.empty() && std::none_of(open_.begin(), open_.end(), [&](const Pooled& other) {
+          return other.context == open.context && other.content_id == open.content_id;
+        });
+    return &open_.emplace_front(std::move(open));
   }
 
   // The best one whose conversation the prompt goes on with, else the one that was used longest ago; null: none is idle.
@@ -424,14 +473,14 @@ class StepScheduler final : public Scheduler {
   }
 
   // Of what the context was before, and of more contexts than are kept open.
-  void TakeOutUnneededLocked(const AnswerJob& job, std::list<Pooled>& closed)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  void TakeOutUnneededLocked(const std::string& context, const std::string& content_id,
+                             std::list<Pooled>& closed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     TakeOutLocked(
         [&](const Pooled& open) {
-          return open.context == job.context && open.content_id != job.content_id;
+          return open.context == context && open.content_id != content_id;
         },
         closed);
-    std::set<std::string> kept_open = {job.context};  // those used last
+    std::set<std::string> kept_open = {context};  // those used last
     for (const Pooled& open : open_) {
       if (static_cast<int64_t>(kept_open.size()) < config_.max_open_contexts) {
         kept_open.insert(open.context);
@@ -509,9 +558,11 @@ class StepScheduler final : public Scheduler {
   Schedule schedule_ ABSL_GUARDED_BY(mu_);
   std::map<RequestId, std::unique_ptr<Request>> requests_ ABSL_GUARDED_BY(mu_);
   RequestId last_id_ ABSL_GUARDED_BY(mu_) = 0;
+  bool prepared_ ABSL_GUARDED_BY(mu_) = false;          // the runner is
   bool changed_ ABSL_GUARDED_BY(mu_) = false;           // there may be something to plan
   std::deque<RequestId> to_open_ ABSL_GUARDED_BY(mu_);  // by a thread that may wait
   std::list<Pooled> open_ ABSL_GUARDED_BY(mu_);         // the one used last is first
+  int64_t opened_ ABSL_GUARDED_BY(mu_) = 0;             // decoders, so far
   // Contexts of decoders that are being closed, or whose conversation is being set aside; once for each.
   std::multiset<std::string> in_hands_ ABSL_GUARDED_BY(mu_);
   bool sweep_ ABSL_GUARDED_BY(mu_) = false;  // at once: too much is in memory
@@ -530,7 +581,7 @@ std::unique_ptr<Scheduler> Scheduler::Create(SchedulerConfig config,
 std::unique_ptr<Scheduler> Scheduler::Create(SchedulerConfig config,
                                              std::shared_ptr<library::LoadedModel> model,
                                              std::shared_ptr<library::StoreAccess> store) {
-  auto runner = MakeDecoderRunner(config.runner, std::move(model), std::move(store));
+  auto runner = MakeDecoderRunner(config.decoders, std::move(model), std::move(store));
   return Create(std::move(config), std::move(runner));
 }
 

@@ -7,7 +7,7 @@
 // Errors: as runner.h; ResourceExhausted as many wait as may, in all or of one turn. An exception of a callback ends
 //         its own job only. An exception of a step itself (memory) ends all jobs in it: how far each came is not known,
 //         and a second reading could have other bits.
-// Threads: any submits. The step thread takes steps and never waits for the disk. `openers` threads beside it open
+// Threads: any submits, and opens. The step thread takes steps and never waits for the disk. `openers` threads beside it open
 //         contexts, take the first step behind a context that no decoder had open, and read and write files of
 //         conversations; the answer joins a later step. Where a decoder is open and its conversation is in memory, the
 //         step thread begins the question itself.
@@ -29,7 +29,7 @@
 namespace carrel::serving {
 
 struct SchedulerConfig {
-  RunnerConfig runner;
+  library::DecoderSpec decoders;            // as decoder_runner.h
   int64_t max_waiting = 1024;               // jobs; one more is refused
   int64_t max_waiting_of_turn = INT64_MAX;  // of these, of one turn
   int64_t max_answers = 16;                 // on their way at a time, each with a decoder; 1 ..
@@ -48,6 +48,12 @@ class Scheduler {
   // Jobs that wait or open are done with Unavailable. What is being opened is waited for.
   virtual ~Scheduler() = default;
   virtual absl::Status Submit(AnswerJob job) = 0;
+  // Opens the context on the calling thread, until so many decoders over it are open; a job of the content id that it
+  // returns finds one. content_id: what it must hold, or the id's first digits; empty: whatever it holds.
+  virtual absl::StatusOr<OpenedContext> Open(const std::string& context,
+                                             const std::string& content_id, int64_t count) = 0;
+  // Of all decoders that are open. While no answer is on its way.
+  virtual decoder::Statistics statistics() const = 0;
   virtual int64_t waiting() const = 0;
   virtual int64_t answering() const = 0;  // on their way, those that open among them
   // What is known of prompts: documents are added by Documents; the conversations are those that wait for their next

@@ -131,13 +131,13 @@ class FakeSlot final : public Slot {
       sequence_.push_back(prompt[sequence_.size()]);
     }
     if (sequence_.size() < prompt.size()) return absl::OkStatus();
-    if (done_.tokens > 0) sequence_.push_back(7);
-    ++done_.tokens;
+    if (!done_.result.ids.empty()) sequence_.push_back(7);
+    done_.result.ids.push_back(7);
     if (!job_->on_text("x")) {
       ended_ = true;
       return absl::CancelledError("it was ended");
     }
-    finished_ = done_.tokens >= job_->max_tokens;
+    finished_ = std::ssize(done_.result.ids) >= job_->max_tokens;
     return absl::OkStatus();
   }
 
@@ -268,13 +268,41 @@ class SchedulerTest : public testing::Test {
   std::unique_ptr<Scheduler> scheduler_;
 };
 
+TEST_F(SchedulerTest, Open_OpensAsManyAsAreAskedFor_WhichQuestionsFind) {
+  Start({.max_open_contexts = 1});
+  for (const int64_t count : {2, 1, 2}) {
+    CARREL_EXPECT_OK(scheduler_->Open("novel", "", count).status());
+    EXPECT_EQ(world_.slots(), 2);
+  }
+  CARREL_EXPECT_OK(scheduler_->Open("novel", "", 3).status());
+  Asked asked;
+  Ask("novel", {1, 2, 3}, asked);
+  CARREL_EXPECT_OK(asked.Wait().status());
+  EXPECT_EQ(world_.slots(), 3) << "the question opened none";
+  CARREL_EXPECT_OK(scheduler_->Open("other", "", 1).status());
+  EXPECT_EQ(world_.slots(), 1) << "one context stays open";
+  world_.FailOnce("third", absl::NotFoundError("no context"));
+  EXPECT_EQ(scheduler_->Open("third", "", 1).status().code(), StatusCode::kNotFound);
+}
+
+TEST_F(SchedulerTest, AQuestionThatBeginsAnew_LeavesNothingToGoOnWith) {
+  Start();
+  Asked anew;
+  AnswerJob job = Job("novel", {1, 2, 3}, anew);
+  job.resume = false;
+  CARREL_ASSERT_OK(scheduler_->Submit(std::move(job)));
+  CARREL_EXPECT_OK(anew.Wait().status());
+  EXPECT_EQ(Resumed("novel", {1, 2, 3, 7, 7, 4}), 0);
+  EXPECT_GT(Resumed("novel", {1, 2, 3, 7, 7, 4, 7, 7, 5}), 0);
+}
+
 TEST_F(SchedulerTest, AQuestion_HasItsAnswer) {
   Start();
   Asked asked;
   Ask("novel", {1, 2, 3}, asked, 5);
   const auto& done = asked.Wait();
   CARREL_ASSERT_OK(done);
-  EXPECT_EQ(done->tokens, 5);
+  EXPECT_THAT(done->result.ids, testing::SizeIs(5));
   EXPECT_EQ(asked.pieces, 5);
   EXPECT_TRUE(done->at_max_tokens);
   ASSERT_TRUE(Until([&] { return scheduler_->answering() == 0; }));
@@ -337,7 +365,7 @@ TEST_F(SchedulerTest, TheFirstStepBehindAContext_IsTakenBesideTheOthers) {
     world_.held_step = "";
   }
   CARREL_EXPECT_OK(first.Wait());
-  EXPECT_EQ(first.done->tokens, 3);
+  EXPECT_THAT(first.done->result.ids, testing::SizeIs(3));
   Ask("cold", {4}, second);
   CARREL_EXPECT_OK(second.Wait());
   running.wanted = false;
@@ -351,7 +379,7 @@ TEST_F(SchedulerTest, AnAnswerOfOneToken_EndsWithItsFirstStep) {
     Asked asked;
     Ask(context, {1}, asked, 1);
     CARREL_ASSERT_OK(asked.Wait());
-    EXPECT_EQ(asked.done->tokens, 1);
+    EXPECT_THAT(asked.done->result.ids, testing::SizeIs(1));
     EXPECT_TRUE(asked.done->at_max_tokens);
   }
   EXPECT_EQ(scheduler_->answering(), 0);
@@ -481,7 +509,7 @@ TEST_F(SchedulerTest, ItEndsInTheMiddleOfAnAnswer_WhatThereIsIsTheAnswer) {
   scheduler_.reset();
   if (absl::IsCancelled(asked.Wait().status())) return;  // in the middle of a step
   CARREL_ASSERT_OK(asked.done);
-  EXPECT_GT(asked.done->tokens, 3);
+  EXPECT_GT(std::ssize(asked.done->result.ids), 3);
   EXPECT_FALSE(asked.done->at_max_tokens);
 }
 

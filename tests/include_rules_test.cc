@@ -50,7 +50,7 @@ std::vector<Include> AllIncludes() {
   return includes;
 }
 
-// "kvstore/index" for kvstore's parts, "serving/jobs", the top folder otherwise; "proto" for generated headers;
+// "kvstore/index" for kvstore's parts, "serving/jobs", "library/api", the top folder otherwise; "proto" for generated headers;
 // empty for what is not ours.
 std::string Room(const std::string& path) {
   if (path.rfind("carrel/v1/", 0) == 0) return "proto";
@@ -58,7 +58,9 @@ std::string Room(const std::string& path) {
   if (slash == std::string::npos) return "";
   const std::string top = path.substr(0, slash);
   if (std::find(Folders().begin(), Folders().end(), top) == Folders().end()) return "";
-  if (path.rfind("serving/jobs/", 0) == 0) return "serving/jobs";
+  for (const std::string part : {"serving/jobs", "library/api"}) {
+    if (path.rfind(part + "/", 0) == 0) return part;
+  }
   if (top != "kvstore") return top;
   return path.substr(0, path.find('/', slash + 1));
 }
@@ -102,6 +104,7 @@ TEST(IncludeRulesTest, EveryInclude_GoesAnAllowedWay) {
       {"serving",
        {"serving/jobs", "library", "decoder", "retrieval", "model", "common", "kvstore/access",
         "kvstore/format", "kvstore/service", "kvstore/remote", "proto"}},
+      {"library/api", {"serving", "library", "decoder", "model", "common"}},
       {"http_api",
        {"serving", "library", "decoder", "model", "common", "kvstore/access", "kvstore/format",
         "kvstore/service", "kvstore/remote", "proto"}},

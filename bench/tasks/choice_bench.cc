@@ -28,8 +28,10 @@
 #include "kernels/score/dot_score/dot_score.h"
 #include "kernels/score/group_score/group_score.h"
 #include "kvstore/storage/store.h"
+#include "library/document_ends.h"
 #include "library/mapped_rows.h"
 #include "library/open_decoder.h"
+#include "model/tokenizer/seam.h"
 #include "tools/carrel/questions.h"
 
 namespace carrel {
@@ -358,7 +360,7 @@ absl::Status Run(absl::Span<char* const> arguments) {
   spec.config.local = kLocal;
   spec.config.zone = decoder::HostZoneOptions{};
   ASSIGN_OR_RETURN(const std::unique_ptr<library::OpenDecoder> open,
-                   library::OpenDecoder::Create(std::move(spec), model, std::move(store)));
+                   library::OpenDecoder::Create(std::move(spec), model, store));
   const RowRange zone{kSink, rows->tokens() - kLocal};
   if (zone.end <= zone.begin) return absl::InvalidArgumentError("the document is all window");
   const AttentionShape shape = model->checkpoint().config.shape;
@@ -368,8 +370,13 @@ absl::Status Run(absl::Span<char* const> arguments) {
   Judge judge(shape, zone, *rows, model->pool(), std::move(candidates));
   open->decoder().set_observer(
       [&](const model::AttentionInput& input, const float*) { judge.See(input); });
+  library::DocumentEndsCache cache;
+  ASSIGN_OR_RETURN(const library::DocumentEnds ends,
+                   cache.Of(context, open->decoder().content_id(), *store));
   for (const tools::Question& question : questions) {
-    ASSIGN_OR_RETURN(const model::Seam prompt, open->EncodePrompt(question.prompt));
+    ASSIGN_OR_RETURN(const model::Seam prompt,
+                     model::JoinTokens(*model->checkpoint().tokenizer, ends.last,
+                                       open->decoder().most_given_up(), question.prompt));
     decoder::GenerateOptions options;
     options.max_tokens = kMaxTokens;
     options.give_up = prompt.give_up;

@@ -5,7 +5,7 @@
 // Ownership: what a function makes through `out` is freed by its _free; freeing NULL does nothing. A
 //            handle may be freed while others that were made of it live.
 // Units:     texts are UTF-8 with a size in bytes; names and paths end with 0.
-// Threads:   models and stores: any; readers and sessions: one at a time each.
+// Threads:   models, stores and engines: any; readers and sessions: one at a time each.
 // Stability: structs of options begin with their size, set by their _init: fields are only added
 //            (docs/stability.md).
 // Example:   carrel_model* model = NULL;                                         // examples/05_ask.c
@@ -28,6 +28,7 @@ typedef int carrel_code;
 typedef struct carrel_model carrel_model;
 typedef struct carrel_store carrel_store;
 typedef struct carrel_reader carrel_reader;
+typedef struct carrel_engine carrel_engine;
 typedef struct carrel_answer carrel_answer;
 typedef struct carrel_session carrel_session;
 typedef struct carrel_server carrel_server;
@@ -107,6 +108,35 @@ CARREL_C_API carrel_code carrel_generate(carrel_reader* reader, const char* prom
 CARREL_C_API const char* carrel_answer_text(const carrel_answer* answer, size_t* size);
 CARREL_C_API const int32_t* carrel_answer_tokens(const carrel_answer* answer, size_t* count);
 CARREL_C_API void carrel_answer_free(carrel_answer* answer);
+
+/* engine.h. reading: how contexts are read, without a content_id; may be NULL. answers: on their way at a time; 0: 16. */
+CARREL_C_API carrel_code carrel_engine_start(carrel_model* model, carrel_store* store,
+                                             const carrel_reader_options* reading, int64_t answers,
+                                             carrel_engine** out);
+CARREL_C_API void carrel_engine_free(carrel_engine* engine);
+
+typedef struct carrel_message {
+  const char *role, *content;
+} carrel_message;
+typedef struct carrel_question {
+  size_t size;
+  const char* context; /* NULL: the model alone */
+  const char* prompt;  /* what follows its document; NULL: messages do */
+  const carrel_message* messages;
+  size_t message_count;
+  const carrel_generate_options* options; /* NULL: the defaults */
+  int64_t sources;                        /* passages of the document to find, at most */
+} carrel_question;
+CARREL_C_API void carrel_question_init(carrel_question* question);
+/* Waits for `count` answers: answers[i] is that of *questions[i], or NULL where codes[i] is not 0. codes: may be NULL.
+ * Returns the first code that is not 0, of which carrel_last_error() has the message. */
+CARREL_C_API carrel_code carrel_engine_ask(carrel_engine* engine,
+                                           const carrel_question* const* questions, size_t count,
+                                           carrel_answer** answers, carrel_code* codes);
+/* Tokens that were known before: the context's, and those of the conversation's last turn. */
+CARREL_C_API int64_t carrel_answer_known_tokens(const carrel_answer* answer);
+/* The i-th passage that an answer of an engine rests on, heaviest first; NULL: there are fewer. share: may be NULL. */
+CARREL_C_API const char* carrel_answer_source(const carrel_answer* answer, size_t i, double* share);
 
 /* retrieval.h: for an engine of one's own, which knows by its content id that the context is of its
  * model. */

@@ -3,7 +3,8 @@
 // Errors:  FailedPrecondition the context was computed by another model (names every difference);
 //          NotFound no such context; InvalidArgument an option or prompt; DataLoss what was read is
 //          damaged or changed meanwhile: there is no answer then, not a wrong one.
-// Threads: one at a time per reader; many readers of one model and store beside each other.
+// Threads: one at a time per reader; many readers of one model and store beside each other. on_text is called on a thread
+//          of the library, while Generate waits.
 // Example: const auto reader = carrel::Reader::Open(*model, *store, "novel");    // examples/02_ask.cc
 //          const auto answer = (*reader)->Generate("Who is Ada?", options);
 #pragma once

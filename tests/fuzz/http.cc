@@ -160,16 +160,16 @@ int TheService() {
     WriteInput("api/empty", "");
     ApiConfig config;
     config.model_name = "demo";
-    config.model_path = SourceFolder() + "/models/demo";
     config.http.listen = {"127.0.0.1:0"};
     config.access = kvstore::Access::Open(/*everything=*/false);
-    config.scheduler.runner.folder = config.documents.address.folder = Folder() + "/api/store";
-    config.documents.max_queued = 1;
+    config.engine.scheduler.decoders.folder = config.engine.documents->address.folder =
+        Folder() + "/api/store";
+    config.engine.documents->max_queued = 1;
     library::StoreAddress address;
     address.folder = Folder() + "/api/store";
     auto store = library::StoreAccess::Open(address, kvstore::StoreMode::kReadWrite);
     CARREL_FUZZ_CHECK(store.ok());
-    auto model = library::LoadedModel::Load(config.model_path, "", 1);
+    auto model = library::LoadedModel::Load(SourceFolder() + "/models/demo", "", 1);
     CARREL_FUZZ_CHECK(model.ok());
     auto service = ApiService::Start(config, *model, *std::move(store));
     CARREL_FUZZ_CHECK(service.ok());

@@ -49,7 +49,8 @@ struct ApiFlags {
 absl::StatusOr<std::shared_ptr<library::StoreAccess>> OpenFor(const ApiFlags& flags) {
   const StoreFlags& store = flags.retrieval.store;
   if (store.folder.empty() && store.server.empty()) return nullptr;
-  if (!flags.config.documents.writable && !flags.replica.given()) return OpenStore(flags.retrieval);
+  if (!flags.config.engine.documents->writable && !flags.replica.given())
+    return OpenStore(flags.retrieval);
   absl::StatusOr<std::shared_ptr<library::StoreAccess>> opened =
       library::StoreAccess::Open(store, kvstore::StoreMode::kReadWrite);
   if (opened.ok()) return opened;
@@ -129,7 +130,7 @@ absl::StatusOr<Door> OpenDoor(const ApiFlags& flags) {
   }
   door.token = kvstore::NewAccessKey();
   door.access = kvstore::Access::OpenWithToken(door.token);
-  if (flags.config.documents.writable) {
+  if (flags.config.engine.documents->writable) {
     door.token_file = absl::StrCat(flags.retrieval.store.folder, ".token");
     RETURN_IF_ERROR(WritePrivateFile(door.token_file, absl::StrCat(door.token, "\n")));
   }
@@ -227,32 +228,26 @@ absl::Status Resolve(ApiFlags& flags) {
   const bool stored = !retrieval.store.folder.empty() || !retrieval.store.server.empty();
   RETURN_IF_ERROR(retrieval.ResolveFor(stored));
   http_api::ApiConfig& config = flags.config;
-  config.model_path = retrieval.model_dir;
   if (config.model_name.empty()) {
     config.model_name =
         std::filesystem::path(retrieval.model_dir).lexically_normal().stem().string();
   }
-  config.documents.writable =
+  config.engine.documents->writable =
       !retrieval.store.folder.empty() && !flags.read_only && !flags.replica.given();
   if (flags.replica.given()) {
-    config.documents.why_not_writable = absl::StrCat(
+    config.engine.documents->why_not_writable = absl::StrCat(
         "the contexts here are those of ", flags.replica.remote,
         ": carrel prefill --store s3://.. and carrel push bring one there, carrel rm removes it");
   }
-  absl::Duration& idle = config.scheduler.conversations.idle;
+  absl::Duration& idle = config.engine.scheduler.conversations.idle;
   if (!absl::ParseDuration(flags.idle_after, &idle) || idle < absl::Seconds(1)) {
     return absl::InvalidArgumentError(
         absl::StrCat("idle-after=", flags.idle_after, " is no duration of 1s or more"));
   }
-  config.scheduler.runner.retrieval = retrieval.config;
-  config.scheduler.runner.device = retrieval.device_config;
-  config.scheduler.runner.planned = retrieval.planned;
-  config.scheduler.runner.way = retrieval.way;
-  config.scheduler.runner.derived_weights = retrieval.weights == "derived";
-  config.scheduler.runner.folder = retrieval.store.folder;
-  config.documents.address = retrieval.store;
-  config.documents.on_gpu = retrieval.device_config.device == model::Device::kCuda;
-  if (config.documents.keep > 0 && !config.documents.writable) {
+  config.engine.scheduler.decoders = DecoderSpecOf(retrieval);
+  config.engine.documents->address = retrieval.store;
+  config.engine.documents->on_gpu = retrieval.device_config.device == model::Device::kCuda;
+  if (config.engine.documents->keep > 0 && !config.engine.documents->writable) {
     return absl::InvalidArgumentError(
         "--keep-documents needs --store, without --read-only: that is where they are kept");
   }
@@ -318,13 +313,13 @@ absl::Status RunApi(ApiFlags& flags) {
 void DeclareSequences(CLI::App& command, ApiFlags& flags) {
   command
       .add_option(
-          "--max-sequences", flags.config.scheduler.conversations.most,
+          "--max-sequences", flags.config.engine.scheduler.conversations.most,
           "conversations whose rows wait for their next turn; the one used longest ago goes; "
           "0: none")
       ->check(CLI::Range(int64_t{0}, int64_t{100000}))
       ->capture_default_str();
   command
-      .add_option("--sequence-memory", flags.config.scheduler.conversations.memory_bytes,
+      .add_option("--sequence-memory", flags.config.engine.scheduler.conversations.memory_bytes,
                   "of those in memory: bytes or 512MB; beyond it they go to files")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
       ->capture_default_str();
@@ -389,7 +384,7 @@ void AddApi(CLI::App& app, Run& chosen) {
   command.add_flag("--read-only", flags->read_only,
                    "--store: take no lock, and no documents; see what others publish");
   command
-      .add_option("--index", flags->config.documents.index,
+      .add_option("--index", flags->config.engine.documents->index,
                   "of documents that clients bring: flat | int8 | code | auto")
       ->check(CLI::IsMember({"flat", "int8", "code", "auto"}))
       ->capture_default_str();
@@ -400,35 +395,35 @@ void AddApi(CLI::App& app, Run& chosen) {
       ->check(CLI::Range(int64_t{1}, int64_t{60} << 20))
       ->capture_default_str();
   command
-      .add_option("--max-queued-documents", flags->config.documents.max_queued,
+      .add_option("--max-queued-documents", flags->config.engine.documents->max_queued,
                   "documents that may wait for prefill; one more is refused")
       ->check(CLI::Range(int64_t{1}, int64_t{1000}))
       ->capture_default_str();
   command
-      .add_option("--keep-documents", flags->config.documents.keep,
+      .add_option("--keep-documents", flags->config.engine.documents->keep,
                   "long documents at the beginning of prompts that are kept as contexts; the one "
                   "used longest ago goes; 0: none")
       ->check(CLI::Range(int64_t{0}, int64_t{10000}))
       ->capture_default_str();
   command
-      .add_option("--keep-tokens", flags->config.documents.keep_tokens,
+      .add_option("--keep-tokens", flags->config.engine.documents->keep_tokens,
                   "--keep-documents: of how many tokens at least")
       ->check(CLI::Range(int64_t{272}, int64_t{1} << 30))
       ->capture_default_str();
   command.add_flag("--insecure", flags->config.insecure,
                    "listen where others can reach it, without TLS");
   command
-      .add_option("--max-waiting", flags->config.scheduler.max_waiting,
+      .add_option("--max-waiting", flags->config.engine.scheduler.max_waiting,
                   "requests that may wait, with --keys half as many of one; one more is refused")
       ->check(CLI::Range(int64_t{1}, int64_t{1000000}))
       ->capture_default_str();
   command
-      .add_option("--max-answers", flags->config.scheduler.max_answers,
+      .add_option("--max-answers", flags->config.engine.scheduler.max_answers,
                   "answers on their way at a time, token by token together")
       ->check(CLI::Range(int64_t{1}, int64_t{1024}))
       ->capture_default_str();
   command
-      .add_option("--max-open-contexts", flags->config.scheduler.max_open_contexts,
+      .add_option("--max-open-contexts", flags->config.engine.scheduler.max_open_contexts,
                   "contexts whose decoders stay open while nobody asks")
       ->check(CLI::Range(int64_t{1}, int64_t{1024}))
       ->capture_default_str();

@@ -70,17 +70,17 @@ nlohmann::json DerivedJson(const library::DerivedWeights& derived) {
           {"spread", seen.spread}};
 }
 
-void PrintJson(const AskFlags& flags, const std::vector<TokenId>& prompt,
-               const decoder::GenerateResult& result, const nlohmann::json& text,
-               absl::Span<const serving::AnswerSource> sources, OpenDecoder& open,
-               double open_seconds) {
-  const decoder::Decoder& decoder = open.decoder();
+void PrintJson(const AskFlags& flags, int64_t prompt_tokens, const serving::AnswerJob::Done& answer,
+               const serving::OpenedContext& context, double open_seconds,
+               const serving::Engine& engine) {
+  const decoder::GenerateResult& result = answer.result;
   nlohmann::json json = {
-      {"text", text},
+      {"text",
+       engine.checkpoint().tokenizer == nullptr ? nlohmann::json() : nlohmann::json(answer.text)},
       {"ids", result.ids},
       {"stop", StopReasonName(result.stop)},
-      {"context_tokens", decoder.context_tokens() - decoder.sequence().given_up()},
-      {"prompt_tokens", prompt.size()},
+      {"context_tokens", answer.context_tokens},
+      {"prompt_tokens", prompt_tokens},
       {"open_seconds", open_seconds},
       {"prompt_seconds", result.prompt_seconds},
       {"generate_seconds", result.generate_seconds},
@@ -88,22 +88,14 @@ void PrintJson(const AskFlags& flags, const std::vector<TokenId>& prompt,
        result.steps == 0
            ? nlohmann::json()  // the prompt gives the first token: nothing to time
            : nlohmann::json(static_cast<double>(result.steps) / result.generate_seconds)}};
-  if (!open.method().empty()) json["method"] = open.method();
-  if (open.derived().has_value()) json["weights_derived"] = DerivedJson(*open.derived());
-  if (flags.sources > 0) json["sources"] = SourcesJson(sources);
-  json["stats"] = StatisticsJson(decoder.statistics(), flags.stats);
-  if (decoder.plan().has_value()) json["plan"] = PlanJson(*decoder.plan());
+  if (!context.method.empty()) json["method"] = context.method;
+  if (context.derived.has_value()) json["weights_derived"] = DerivedJson(*context.derived);
+  if (flags.sources > 0) json["sources"] = SourcesJson(answer.sources);
+  json["stats"] = StatisticsJson(engine.statistics(), flags.stats);
+  if (context.plan.has_value()) json["plan"] = PlanJson(*context.plan);
   // Text that is not UTF-8 (a model may stop inside a character) is shown with replacement
   // characters; the ids are exact.
   std::printf("%s\n", DumpJson(json).c_str());
-}
-
-absl::StatusOr<std::vector<serving::AnswerSource>> FindSources(
-    OpenDecoder& open, const decoder::GenerateResult& result, int64_t most) {
-  if (most == 0) return std::vector<serving::AnswerSource>();
-  ASSIGN_OR_RETURN(const std::vector<library::Source> sources, open.Sources(result.ids, most));
-  ASSIGN_OR_RETURN(const library::DocumentText* const document, open.Document());
-  return WithTexts(sources, *document);
 }
 
 // Empty, unless the answer has no text: then why it ended.
@@ -179,17 +171,15 @@ absl::Status AskApi(const AskFlags& flags) {
   return absl::OkStatus();
 }
 
-// chat: null: the prompt is taken as it is.
-absl::StatusOr<model::Seam> PromptOf(const AskFlags& flags, const Chat& chat, OpenDecoder& open) {
-  model::Seam prompt;
+absl::StatusOr<model::Seam> PromptOf(const AskFlags& flags, bool chat, serving::Engine& engine,
+                                     const serving::OpenedContext& context) {
   if (!flags.prompt_tokens.empty()) {
+    model::Seam prompt;
     ASSIGN_OR_RETURN(prompt.tokens, ReadTokenFile(flags.prompt_tokens));
     return prompt;
   }
-  if (chat == nullptr) {
-    return EncodePrompt(flags.retrieval.missing_bytes, "prompt", open, flags.prompt);
-  }
-  const model::Tokenizer& tokenizer = *open.checkpoint().tokenizer;
+  if (!chat) return EncodePrompt(flags.retrieval, "prompt", engine, context, flags.prompt);
+  const model::Tokenizer& tokenizer = *engine.checkpoint().tokenizer;
   const auto size = static_cast<int64_t>(flags.prompt.size());
   ASSIGN_OR_RETURN(const std::vector<TokenId> as_text,
                    tokenizer.Encode(flags.prompt, nullptr, {{0, size}}));
@@ -197,13 +187,8 @@ absl::StatusOr<model::Seam> PromptOf(const AskFlags& flags, const Chat& chat, Op
   if (as_text != with_control) {
     Tell("the prompt holds control tokens of the model: they are text, unless --raw is given");
   }
-  const std::vector<serving::Message> messages = {{"user", flags.prompt}};
-  if (flags.retrieval.context.empty()) {
-    ASSIGN_OR_RETURN(prompt.tokens, chat->Encode(messages, tokenizer));
-    return prompt;
-  }
-  ASSIGN_OR_RETURN(const library::DocumentEnds document, open.Ends());
-  return chat->EncodeBehind(messages, tokenizer, document, open.decoder().most_given_up());
+  return engine.Encode({.messages = {{"user", flags.prompt}}}, flags.retrieval.context,
+                       context.content_id);
 }
 
 // What became of the seam between document and prompt.
@@ -228,108 +213,101 @@ absl::Status CheckAsk(const AskFlags& flags) {
   return flags.retrieval.sampling.Check();
 }
 
-// Prints the answer as it comes, unless it is wanted as JSON; its text.
-struct Streamed {
-  decoder::GenerateResult result;
-  std::string text;
-};
-
-absl::StatusOr<Streamed> Generate(const AskFlags& flags, const decoder::SamplingConfig& sampling,
-                                  const model::Seam& prompt, OpenDecoder& open) {
-  const model::Tokenizer* const tokenizer = open.checkpoint().tokenizer.get();
-  model::StreamDecoder stream(tokenizer);
-  Streamed streamed;
-  const auto show = [&](const std::string& piece) {
-    streamed.text += piece;
-    if (!flags.json) PrintStreamed(piece);
-  };
-  decoder::GenerateOptions options;
-  options.max_tokens = flags.retrieval.max_tokens;
-  options.give_up = prompt.give_up;
-  options.sampling = sampling;
-  options.keep_logits = !flags.logits.empty();
-  options.ignore_eos = flags.ignore_eos;
-  options.trace = flags.sources > 0;
-  if (flags.sources > 0) RETURN_IF_ERROR(open.Document().status());
-  options.on_token = [&](TokenId id) -> absl::Status {
-    if (tokenizer == nullptr) {
-      if (!flags.json) PrintStreamed(absl::StrCat(id, " "));
-      return absl::OkStatus();
-    }
-    ASSIGN_OR_RETURN(const std::string piece, stream.Push(id));
-    show(piece);
-    return absl::OkStatus();
-  };
-  absl::StatusOr<decoder::GenerateResult> generated =
-      open.decoder().Generate(prompt.tokens, options);
-  RETURN_IF_ERROR(open.Confirm(generated.status()));
-  streamed.result = *std::move(generated);
-  if (tokenizer != nullptr) {
-    ASSIGN_OR_RETURN(const std::string rest, stream.Finish());
-    show(rest);
+// Whether the prompt is a turn of a chat; else it is taken as it is.
+absl::StatusOr<bool> AsksInAChat(const AskFlags& flags, serving::Engine& engine) {
+  if (flags.raw || !flags.prompt_tokens.empty()) return false;
+  const absl::Status chat = engine.chat().status();
+  if (absl::IsNotFound(chat)) return false;
+  if (!chat.ok()) return OfferRaw(chat);
+  if (flags.retrieval.missing_bytes != "refuse") {
+    return absl::InvalidArgumentError(
+        "--missing-bytes is of a prompt that is taken as it is: --raw");
   }
-  return streamed;
+  return true;
+}
+
+// Printed as it comes, unless it is wanted as JSON.
+absl::StatusOr<serving::AnswerJob::Done> Answer(const AskFlags& flags, model::Seam prompt,
+                                                const serving::Sampling& sampling,
+                                                const serving::OpenedContext& context,
+                                                serving::Engine& engine) {
+  if (flags.sources > 0 && flags.retrieval.context.empty()) {
+    return absl::FailedPreconditionError("sources: there is no context");
+  }
+  serving::AnswerJob job;
+  job.context = flags.retrieval.context;
+  job.content_id = context.content_id;
+  job.prompt = std::move(prompt.tokens);
+  job.give_up = prompt.give_up;
+  job.resume = false;
+  job.max_tokens = flags.retrieval.max_tokens;
+  job.sampling = sampling;
+  job.keep_logits = !flags.logits.empty();
+  job.ignore_eos = flags.ignore_eos;
+  job.sources = flags.sources;
+  if (!flags.json) {
+    job.on_text = [](const std::string& piece) {
+      PrintStreamed(piece);
+      return true;
+    };
+  }
+  return engine.Answer(std::move(job));
+}
+
+// Beside the answer.
+void PrintStats(const decoder::GenerateResult& result, const model::Seam& prompt,
+                int64_t prompt_tokens, const serving::Sampling& sampling,
+                const serving::OpenedContext& context, const serving::Engine& engine) {
+  if (context.plan.has_value()) std::fputs(decoder::PlanTable(*context.plan).c_str(), stderr);
+  if (!context.method.empty()) std::fprintf(stderr, "rows: %s\n", context.method.c_str());
+  std::fprintf(stderr, "%s%s%d prompt tokens in %.3f s, %d tokens in %.3f s, %s\n",
+               StatisticsTable(engine.statistics(), true).c_str(), SeamText(prompt).c_str(),
+               static_cast<int>(prompt_tokens), result.prompt_seconds,
+               static_cast<int>(result.ids.size()), result.generate_seconds,
+               DescribeSampling(sampling).c_str());
 }
 
 absl::Status RunAsk(AskFlags& flags) {
   if (!flags.api.empty()) return AskApi(flags);
   RETURN_IF_ERROR(CheckAsk(flags));
-  RETURN_IF_ERROR(flags.retrieval.Resolve());
-  flags.retrieval.config.measure = flags.stats;
-  ASSIGN_OR_RETURN(std::shared_ptr<library::LoadedModel> model, LoadModel(flags.retrieval));
-  ASSIGN_OR_RETURN(const Chat chat,
-                   LoadChatUnlessRaw(flags.raw || !flags.prompt_tokens.empty(),
-                                     flags.retrieval.model_dir, model->checkpoint()));
-  if (chat != nullptr && flags.retrieval.missing_bytes != "refuse") {
-    return absl::InvalidArgumentError(
-        "--missing-bytes is of a prompt that is taken as it is: --raw");
-  }
-  const model::GenerationDefaults& advice = model->checkpoint().generation_defaults;
-  ASSIGN_OR_RETURN(const decoder::SamplingConfig sampling,
-                   flags.retrieval.sampling.Resolve(advice));
-  Tell(flags.retrieval.sampling.Tell(advice));
-  std::string turn_head;
-  if (flags.sources > 0) {
-    turn_head = chat == nullptr ? TurnHeadOf(flags.retrieval.model_dir, model->checkpoint())
-                                : TurnHeadOf(chat);
-  }
-  double open_seconds = 0;
-  ASSIGN_OR_RETURN(const std::unique_ptr<OpenDecoder> open,
-                   MakeDecoder(flags.retrieval, std::move(model), turn_head, &open_seconds));
-  const model::Checkpoint& checkpoint = open->checkpoint();
-  ASSIGN_OR_RETURN(const model::Seam prompt, PromptOf(flags, chat, *open));
-  ASSIGN_OR_RETURN(const Streamed streamed, Generate(flags, sampling, prompt, *open));
-  const decoder::GenerateResult& result = streamed.result;
+  RetrievalFlags& retrieval = flags.retrieval;
+  RETURN_IF_ERROR(retrieval.Resolve());
+  retrieval.config.measure = flags.stats;
+  ASSIGN_OR_RETURN(std::shared_ptr<library::LoadedModel> model, LoadModel(retrieval));
+  const absl::Time start = absl::Now();
+  ASSIGN_OR_RETURN(const std::unique_ptr<serving::Engine> engine,
+                   StartEngine(retrieval, std::move(model), /*answers=*/1));
+  absl::Duration open_time = absl::Now() - start;
+  ASSIGN_OR_RETURN(const bool chat, AsksInAChat(flags, *engine));
+  const model::GenerationDefaults& advice = engine->checkpoint().generation_defaults;
+  ASSIGN_OR_RETURN(const serving::Sampling sampling, retrieval.sampling.Resolve(advice));
+  Tell(retrieval.sampling.Tell(advice));
+  const absl::Time open_start = absl::Now();
+  ASSIGN_OR_RETURN(const serving::OpenedContext context,
+                   OpenContext(retrieval, *engine, /*count=*/1));
+  open_time += absl::Now() - open_start;
+  ASSIGN_OR_RETURN(const model::Seam prompt, PromptOf(flags, chat, *engine, context));
+  ASSIGN_OR_RETURN(const serving::AnswerJob::Done answer,
+                   Answer(flags, prompt, sampling, context, *engine));
+  const model::Checkpoint& checkpoint = engine->checkpoint();
+  const auto prompt_tokens = static_cast<int64_t>(prompt.tokens.size());
   if (!flags.logits.empty())
-    RETURN_IF_ERROR(WriteLogits(flags.logits, result.logits, checkpoint.config.vocab_size));
-  ASSIGN_OR_RETURN(const std::vector<serving::AnswerSource> sources,
-                   FindSources(*open, result, flags.sources));
+    RETURN_IF_ERROR(WriteLogits(flags.logits, answer.result.logits, checkpoint.config.vocab_size));
   if (!flags.json) std::printf("\n");
   std::fflush(stdout);
-  Tell(WhyEmpty(streamed.text, result, checkpoint.tokenizer.get(), flags.retrieval.max_tokens));
+  Tell(WhyEmpty(answer.text, answer.result, checkpoint.tokenizer.get(), retrieval.max_tokens));
   if (flags.json) {
-    const nlohmann::json text =
-        checkpoint.tokenizer == nullptr ? nlohmann::json() : nlohmann::json(streamed.text);
-    PrintJson(flags, prompt.tokens, result, text, sources, *open, open_seconds);
+    PrintJson(flags, prompt_tokens, answer, context, absl::ToDoubleSeconds(open_time), *engine);
     return absl::OkStatus();
   }
-  if (flags.sources > 0) std::fputs(SourcesTable(sources, kColumns).c_str(), stderr);
+  if (flags.sources > 0) std::fputs(SourcesTable(answer.sources, kColumns).c_str(), stderr);
   if (flags.verbose) {
-    std::fputs(AnswerLine(open->decoder(), result, checkpoint.config.shape.kv_heads,
-                          static_cast<int64_t>(prompt.tokens.size()))
+    std::fputs(AnswerLine(context, engine->statistics(), answer.result,
+                          checkpoint.config.shape.kv_heads, prompt_tokens)
                    .c_str(),
                stderr);
   }
-  if (flags.stats) {
-    if (const auto& plan = open->decoder().plan(); plan.has_value())
-      std::fputs(decoder::PlanTable(*plan).c_str(), stderr);
-    if (!open->method().empty()) std::fprintf(stderr, "rows: %s\n", open->method().c_str());
-    std::fprintf(stderr, "%s%s%d prompt tokens in %.3f s, %d tokens in %.3f s, %s\n",
-                 StatisticsTable(open->decoder().statistics(), true).c_str(),
-                 SeamText(prompt).c_str(), static_cast<int>(prompt.tokens.size()),
-                 result.prompt_seconds, static_cast<int>(result.ids.size()),
-                 result.generate_seconds, DescribeSampling(sampling).c_str());
-  }
+  if (flags.stats) PrintStats(answer.result, prompt, prompt_tokens, sampling, context, *engine);
   return absl::OkStatus();
 }
 

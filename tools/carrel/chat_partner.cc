@@ -5,19 +5,11 @@
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
-#include "carrel/v1/context.pb.h"
 #include "common/json.h"
 #include "common/shown.h"
 #include "common/status.h"
 #include "http_api/api_client.h"
-#include "kvstore/service/context_client.h"
-#include "library/document_ends.h"
-#include "model/tokenizer/seam.h"
-#include "serving/stop_filter.h"
-#include "tools/carrel/chat_text.h"
 #include "tools/carrel/flag_rules.h"
 
 namespace carrel::tools {
@@ -30,132 +22,67 @@ using OnText = std::function<void(const std::string&)>;
 
 class LocalPartner final : public ChatPartner {
  public:
-  LocalPartner(RetrievalFlags flags, std::shared_ptr<library::LoadedModel> model,
-               std::shared_ptr<library::StoreAccess> store, Chat chat)
-      : flags_(std::move(flags)),
-        model_(std::move(model)),
-        store_(std::move(store)),
-        chat_(std::move(chat)),
-        scheduler_(
-            serving::Scheduler::Create({.runner = {.retrieval = flags_.config,
-                                                   .device = flags_.device_config,
-                                                   .derived_weights = flags_.weights == "derived",
-                                                   .folder = flags_.store.folder,
-                                                   .turn_head = TurnHeadOf(chat_)}},
-                                       model_, store_)) {}
+  LocalPartner(RetrievalFlags flags, std::unique_ptr<serving::Engine> engine)
+      : flags_(std::move(flags)), engine_(std::move(engine)) {}
 
   std::string name() const override { return flags_.model_dir; }
-  bool knows_chats() const override { return chat_ != nullptr; }
+  bool knows_chats() const override { return engine_->chat().ok(); }
   std::string sampling(const SamplingFlags& flags) const override {
-    return flags.Tell(model_->checkpoint().generation_defaults);
+    return flags.Tell(engine_->checkpoint().generation_defaults);
   }
 
+  // Of a model without chats the next question, if it goes on to ask one itself, is not part of the answer.
   absl::StatusOr<ChatAnswer> Answer(const std::vector<Message>& messages,
                                     const ChatSettings& settings, const OnText& on_text,
                                     const std::function<bool()>& wanted) override {
-    ASSIGN_OR_RETURN(model::Seam prompt, Prompt(messages, settings));
-    return Submit(std::move(prompt), chat_ == nullptr, settings, on_text, wanted);
+    if (knows_chats()) return Ask({.messages = messages}, {}, settings, on_text, wanted);
+    return Ask({.text = serving::PlainChat(messages)}, {serving::kPlainChatStop}, settings, on_text,
+               wanted);
   }
 
   absl::StatusOr<ChatAnswer> Complete(const std::string& prompt, const ChatSettings& settings,
                                       const OnText& on_text,
                                       const std::function<bool()>& wanted) override {
-    ASSIGN_OR_RETURN(model::Seam tokens, Plain(prompt, settings));
-    return Submit(std::move(tokens), /*plain=*/false, settings, on_text, wanted);
+    return Ask({.text = prompt}, {}, settings, on_text, wanted);
   }
 
  private:
-  // plain: the next question, if the model goes on to ask one itself, is not part of the answer.
-  absl::StatusOr<ChatAnswer> Submit(model::Seam prompt, bool plain, const ChatSettings& settings,
-                                    const OnText& on_text, const std::function<bool()>& wanted) {
+  absl::StatusOr<ChatAnswer> Ask(const serving::Prompt& prompt, std::vector<std::string> stop,
+                                 const ChatSettings& settings, const OnText& on_text,
+                                 const std::function<bool()>& wanted) {
     AnswerJob job;
     job.context = settings.context;
-    if (!job.context.empty()) {
-      ASSIGN_OR_RETURN(const auto client, store_->NewContextClient());
-      ASSIGN_OR_RETURN(const v1::Manifest manifest, client->Get(job.context));
-      if (!absl::StartsWith(manifest.content_id(), flags_.config.content_id)) {
-        return absl::FailedPreconditionError(absl::StrCat("context \"", job.context, "\" holds ",
-                                                          manifest.content_id(),
-                                                          ", not what --content-id says"));
-      }
-      job.content_id = manifest.content_id();
-    }
-    const auto prompt_tokens = static_cast<int64_t>(prompt.tokens.size());
-    job.prompt = std::move(prompt.tokens);
-    job.give_up = prompt.give_up;
+    ASSIGN_OR_RETURN(const serving::OpenedContext context,
+                     engine_->Open(job.context, flags_.config.content_id, /*count=*/1));
+    job.content_id = context.content_id;
+    ASSIGN_OR_RETURN(model::Seam tokens, engine_->Encode(prompt, job.context, job.content_id));
+    const auto prompt_tokens = static_cast<int64_t>(tokens.tokens.size());
+    job.prompt = std::move(tokens.tokens);
+    job.give_up = tokens.give_up;
     job.sources = settings.sources;
     job.max_tokens = settings.max_tokens;
+    job.stop = std::move(stop);
     ASSIGN_OR_RETURN(job.sampling,
-                     settings.sampling.Resolve(model_->checkpoint().generation_defaults));
+                     settings.sampling.Resolve(engine_->checkpoint().generation_defaults));
     job.wanted = wanted;
-    ChatAnswer answer;
-    serving::StopFilter filter(plain ? std::vector<std::string>{kPlainStop}
-                                     : std::vector<std::string>());
-    const auto show = [&](const std::string& piece) {
-      answer.text += piece;
-      if (!piece.empty()) on_text(piece);
-    };
     job.on_text = [&](const std::string& piece) {
-      show(filter.Push(piece));
-      return !filter.stopped() && wanted();
+      if (!piece.empty()) on_text(piece);
+      return wanted();
     };
-    absl::Notification ended;
-    absl::StatusOr<AnswerJob::Done> done;
-    job.done = [&](absl::StatusOr<AnswerJob::Done> what) {
-      done = std::move(what);
-      ended.Notify();
-    };
-    RETURN_IF_ERROR(scheduler_->Submit(std::move(job)));
-    ended.WaitForNotification();
-    RETURN_IF_ERROR(done.status());
-    show(filter.Finish());
+    ASSIGN_OR_RETURN(AnswerJob::Done done, engine_->Answer(std::move(job)));
     if (!wanted()) return absl::CancelledError("nobody wants the answer any more");
-    answer.cut_off = done->at_max_tokens && !filter.stopped();
-    answer.prompt_tokens = done->context_tokens + prompt_tokens;
-    answer.cached_tokens = done->context_tokens + done->resumed_tokens;
-    answer.tokens = done->tokens;
-    answer.prompt_ms = 1e3 * done->prompt_seconds;
-    if (done->tokens > 1) {
-      answer.ms_per_token = 1e3 * done->generate_seconds / static_cast<double>(done->tokens - 1);
-    }
-    answer.sources = std::move(done->sources);
-    return answer;
-  }
-
-  absl::StatusOr<model::Seam> Prompt(const std::vector<Message>& messages,
-                                     const ChatSettings& settings) {
-    if (chat_ == nullptr) return Plain(PlainPrompt(messages), settings);
-    const model::Tokenizer& tokenizer = *model_->checkpoint().tokenizer;
-    model::Seam alone;
-    if (settings.context.empty()) {
-      ASSIGN_OR_RETURN(alone.tokens, chat_->Encode(messages, tokenizer));
-      return alone;
-    }
-    ASSIGN_OR_RETURN(const library::DocumentEnds document, ends_.Of(settings.context, "", *store_));
-    return chat_->EncodeBehind(messages, tokenizer, document, MostGivenUp(document));
-  }
-
-  absl::StatusOr<model::Seam> Plain(const std::string& prompt, const ChatSettings& settings) {
-    model::Seam alone;
-    if (settings.context.empty()) {
-      ASSIGN_OR_RETURN(alone.tokens, model_->checkpoint().EncodeDocument(prompt));
-      return alone;
-    }
-    ASSIGN_OR_RETURN(const library::DocumentEnds document, ends_.Of(settings.context, "", *store_));
-    return model::JoinTokens(*model_->checkpoint().tokenizer, document.last, MostGivenUp(document),
-                             prompt);
-  }
-
-  int64_t MostGivenUp(const library::DocumentEnds& document) const {
-    return decoder::MostGivenUp(flags_.config, flags_.device_config, document.tokens);
+    return ChatAnswer{.text = std::move(done.text),
+                      .cut_off = done.at_max_tokens,
+                      .prompt_tokens = done.context_tokens + prompt_tokens,
+                      .cached_tokens = done.context_tokens + done.resumed_tokens,
+                      .tokens = std::ssize(done.result.ids),
+                      .prompt_ms = 1e3 * done.prompt_seconds,
+                      .ms_per_token = done.ms_per_token(),
+                      .sources = std::move(done.sources)};
   }
 
   const RetrievalFlags flags_;
-  const std::shared_ptr<library::LoadedModel> model_;
-  const std::shared_ptr<library::StoreAccess> store_;  // null: no context
-  const Chat chat_;
-  const std::unique_ptr<serving::Scheduler> scheduler_;
-  library::DocumentEndsCache ends_;
+  const std::unique_ptr<serving::Engine> engine_;
 };
 
 class ApiPartner final : public ChatPartner {
@@ -184,7 +111,8 @@ class ApiPartner final : public ChatPartner {
                                     const ChatSettings& settings, const OnText& on_text,
                                     const std::function<bool()>& wanted) override {
     if (!chat_) {
-      return Post("/v1/completions", {{"prompt", PlainPrompt(messages)}, {"stop", {kPlainStop}}},
+      return Post("/v1/completions",
+                  {{"prompt", serving::PlainChat(messages)}, {"stop", {serving::kPlainChatStop}}},
                   settings, on_text, wanted);
     }
     json list = json::array();
@@ -311,29 +239,13 @@ absl::Status CheckApiFlags(const CLI::App& command) {
   return absl::OkStatus();
 }
 
-std::string PlainPrompt(const std::vector<Message>& messages) {
-  std::string prompt;
-  for (const Message& message : messages) {
-    if (message.role == "system") {
-      absl::StrAppend(&prompt, "\n\n", message.content);
-    } else if (message.role == "user") {
-      absl::StrAppend(&prompt, "\n\nQuestion: ", message.content, "\nAnswer:");
-    } else {
-      prompt += message.content;  // as the model gave it, with its space
-    }
-  }
-  return prompt;
-}
-
 absl::StatusOr<std::unique_ptr<ChatPartner>> MakeLocalPartner(const RetrievalFlags& flags) {
-  ASSIGN_OR_RETURN(std::shared_ptr<library::LoadedModel> model,
-                   library::LoadedModel::Load(flags.model_dir, flags.adapter_dir, flags.threads));
-  std::shared_ptr<library::StoreAccess> store;
-  if (!flags.context.empty()) {
-    ASSIGN_OR_RETURN(store, OpenStore(flags));
-  }
-  ASSIGN_OR_RETURN(Chat chat, LoadChat(flags.model_dir, model->checkpoint()));
-  return std::make_unique<LocalPartner>(flags, std::move(model), std::move(store), std::move(chat));
+  ASSIGN_OR_RETURN(std::shared_ptr<library::LoadedModel> model, LoadModel(flags));
+  ASSIGN_OR_RETURN(std::unique_ptr<serving::Engine> engine,
+                   StartEngine(flags, std::move(model), /*answers=*/1));
+  const absl::Status chat = engine->chat().status();
+  if (!chat.ok() && !absl::IsNotFound(chat)) return chat;
+  return std::make_unique<LocalPartner>(flags, std::move(engine));
 }
 
 absl::StatusOr<std::unique_ptr<ChatPartner>> MakeApiPartner(const std::string& url,

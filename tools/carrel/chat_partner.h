@@ -1,6 +1,6 @@
 // What:   who answers in a chat: a model and a store of this process, or a running `carrel api`. Either gets
 //         the whole conversation each time; what of it was read before is not read again.
-// Errors: as serving/scheduler.h and http_api/api_client.h; Cancelled when `wanted` says so. Whatever a server
+// Errors: as serving/engine.h and http_api/api_client.h; Cancelled when `wanted` says so. Whatever a server
 //         answers, it is an answer or an error.
 // Threads: one.
 #pragma once
@@ -11,8 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "serving/chat_template.h"
-#include "serving/scheduler.h"
+#include "serving/engine.h"
 #include "tools/carrel/retrieval_flags.h"
 
 namespace CLI {
@@ -65,9 +64,5 @@ absl::StatusOr<std::unique_ptr<ChatPartner>> MakeApiPartner(const std::string& u
 // Of a command with --api: InvalidArgument names a flag that is given and that a running carrel api does
 // not take from its clients (model, store, how rows are retrieved).
 absl::Status CheckApiFlags(const CLI::App& command);
-
-// For a model without a chat template: a text that it may go on with, and where its answer ends.
-std::string PlainPrompt(const std::vector<serving::Message>& messages);
-inline constexpr char kPlainStop[] = "\n\nQuestion:";
 
 }  // namespace carrel::tools

@@ -18,19 +18,13 @@ absl::StatusOr<Chat> LoadChatUnlessRaw(bool raw, const std::string& model_path,
                                        const model::Checkpoint& checkpoint) {
   if (raw) return Chat();
   absl::StatusOr<Chat> chat = LoadChat(model_path, checkpoint);
-  if (chat.ok()) return chat;
+  return chat.ok() ? std::move(chat) : OfferRaw(chat.status());
+}
+
+absl::Status OfferRaw(const absl::Status& of_template) {
   return absl::Status(
-      chat.status().code(),
-      absl::StrCat(chat.status().message(), "; with --raw texts are taken without a template"));
-}
-
-std::string TurnHeadOf(const Chat& chat) {
-  return chat == nullptr ? "" : chat->TurnHead().value_or("");
-}
-
-std::string TurnHeadOf(const std::string& model_path, const model::Checkpoint& checkpoint) {
-  const absl::StatusOr<Chat> chat = LoadChat(model_path, checkpoint);
-  return chat.ok() ? TurnHeadOf(*chat) : "";
+      of_template.code(),
+      absl::StrCat(of_template.message(), "; with --raw texts are taken without a template"));
 }
 
 }  // namespace carrel::tools

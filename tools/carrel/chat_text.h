@@ -26,9 +26,7 @@ absl::StatusOr<Chat> LoadChat(const std::string& model_path, const model::Checkp
 absl::StatusOr<Chat> LoadChatUnlessRaw(bool raw, const std::string& model_path,
                                        const model::Checkpoint& checkpoint);
 
-// What stands before a document's text (library::FindTextBegin), for showing texts: without a template, or
-// without what it needs, nothing.
-std::string TurnHeadOf(const Chat& chat);
-std::string TurnHeadOf(const std::string& model_path, const model::Checkpoint& checkpoint);
+// What a template refuses, in the words of such a command.
+absl::Status OfferRaw(const absl::Status& of_template);
 
 }  // namespace carrel::tools

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -94,17 +95,32 @@ class LastModel {
   std::shared_ptr<library::LoadedModel> model_;
 };
 
+// A configuration's engine, with the context open in it.
+struct Open {
+  std::unique_ptr<serving::Engine> engine;
+  serving::OpenedContext context;
+
+  static absl::StatusOr<Open> Of(const RetrievalFlags& flags,
+                                 std::shared_ptr<library::LoadedModel> model, int64_t count) {
+    Open open;
+    ASSIGN_OR_RETURN(open.engine, StartEngine(flags, std::move(model), count));
+    ASSIGN_OR_RETURN(open.context, OpenContext(flags, *open.engine, count));
+    return open;
+  }
+};
+
 absl::Status Measure(absl::Span<const Question> questions, Match match, LastModel& models,
                      ComparedRun& run) {
   RetrievalFlags flags = run.configuration.flags;
   flags.config.measure = true;
   ASSIGN_OR_RETURN(const std::shared_ptr<library::LoadedModel> model, models.Of(flags));
-  ASSIGN_OR_RETURN(const OpenDecoders open, MakeDecoders(flags, model, /*turn_head=*/"", 1));
+  ASSIGN_OR_RETURN(const Open open, Open::Of(flags, model, /*count=*/1));
   Tally ignored;
   RETURN_IF_ERROR(AskAll(
-      flags, open, match, /*sources=*/0, questions, [](size_t, const Tally&) {}, ignored));
+      flags, *open.engine, open.context, /*together=*/1, match, /*sources=*/0, questions,
+      [](size_t, const Tally&) {}, ignored));
   decoder::Mean error, mass;
-  const decoder::Statistics statistics = StatisticsOf(open);
+  const decoder::Statistics statistics = open.engine->statistics();
   for (const decoder::LayerStatistics& layer : statistics.layers) {
     run.output_error.push_back(layer.output_error.value());
     // With positions of its own, attention to all rows has other scores: there is no share of it.
@@ -153,19 +169,19 @@ absl::StatusOr<Comparison> Compare(absl::Span<const Configuration> configuration
                         : Progress::Mode::kQuiet);
   LastModel models;
   const int64_t at_once = std::clamp<int64_t>(comparison.questions, 1, together);
-  OpenDecoders before;  // the last configuration's: what it has on a GPU is the next one's, too
+  std::optional<Open> before;  // the last one's: what it has on a GPU is the next one's, too
   for (size_t i = 0; i < configurations.size(); ++i) {
     ComparedRun run;
     run.configuration = configurations[i];
     const RetrievalFlags& flags = run.configuration.flags;
     const auto work = [&]() -> absl::Status {
       ASSIGN_OR_RETURN(const std::shared_ptr<library::LoadedModel> model, models.Of(flags));
-      absl::StatusOr<OpenDecoders> open = MakeDecoders(flags, model, /*turn_head=*/"", at_once);
-      const bool no_room = absl::IsResourceExhausted(open.status()) && !before.empty();
-      before.clear();
-      if (no_room) open = MakeDecoders(flags, model, /*turn_head=*/"", at_once);
+      absl::StatusOr<Open> open = Open::Of(flags, model, at_once);
+      const bool no_room = absl::IsResourceExhausted(open.status()) && before.has_value();
+      before.reset();
+      if (no_room) open = Open::Of(flags, model, at_once);
       RETURN_IF_ERROR(open.status());
-      comparison.context_tokens = open->front()->decoder().context_tokens();
+      comparison.context_tokens = open->context.tokens;
       Tally tally;
       tally.keep = keep_answers;
       const auto show = [&](size_t question, const Tally& so_far) {
@@ -175,7 +191,8 @@ absl::StatusOr<Comparison> Compare(absl::Span<const Configuration> configuration
                         absl::StrCat(run.configuration.name, "  question ", question + 1, "/",
                                      questions.size(), "  ", so_far.right, " right"));
       };
-      RETURN_IF_ERROR(AskAll(flags, *open, match, /*sources=*/0, questions, show, tally));
+      RETURN_IF_ERROR(AskAll(flags, *open->engine, open->context, at_once, match, /*sources=*/0,
+                             questions, show, tally));
       run.exact = tally.exact;
       run.right = tally.right;
       run.needles = tally.needles;
@@ -187,16 +204,16 @@ absl::StatusOr<Comparison> Compare(absl::Span<const Configuration> configuration
       run.score = tally.score / static_cast<double>(questions.size());
       run.scores = std::move(tally.scores);
       run.answers = std::move(tally.answers);
-      const decoder::Statistics statistics = StatisticsOf(*open);
+      const decoder::Statistics statistics = open->engine->statistics();
       run.promised_error = statistics.promised_error;
-      AddCosts(statistics, open->front()->checkpoint().config.shape.group(), run);
+      AddCosts(statistics, open->engine->checkpoint().config.shape.group(), run);
       if (flags.device_config.device == model::Device::kCuda) before = *std::move(open);
       return absl::OkStatus();
     };
     RETURN_IF_ERROR(Annotate(work(), run.configuration.name));
     if (comparison.measured_questions > 0) {
       const auto first = questions.subspan(0, static_cast<size_t>(comparison.measured_questions));
-      before.clear();
+      before.reset();
       RETURN_IF_ERROR(Annotate(Measure(first, match, models, run), run.configuration.name));
     }
     comparison.runs.push_back(std::move(run));

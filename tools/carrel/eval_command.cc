@@ -1,4 +1,5 @@
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -12,7 +13,6 @@
 #include "common/json.h"
 #include "common/progress.h"
 #include "common/status.h"
-#include "tools/carrel/chat_text.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/comparison.h"
 #include "tools/carrel/comparison_report.h"
@@ -186,43 +186,41 @@ absl::Status RunEval(EvalFlags& flags) {
         absl::StrCat("question ", before + i + 1, "/", asked, "  ", so_far.right, " right"));
   };
   ASSIGN_OR_RETURN(const std::shared_ptr<library::LoadedModel> model, LoadModel(flags.retrieval));
-  const std::string turn_head =
-      flags.sources > 0 ? TurnHeadOf(flags.retrieval.model_dir, model->checkpoint()) : "";
-  OpenDecoders open;
+  ASSIGN_OR_RETURN(const std::unique_ptr<serving::Engine> engine,
+                   StartEngine(flags.retrieval, model, flags.together));
   nlohmann::json contexts = nlohmann::json::array();
   bool of_parts = false;
   for (const Document& document : documents) {
     RetrievalFlags retrieval = flags.retrieval;
     retrieval.context = document.context;
-    open.clear();  // one context in memory at a time
-    const int64_t together = std::min<int64_t>(flags.together, std::ssize(document.questions));
-    ASSIGN_OR_RETURN(open,
-                     MakeDecoders(retrieval, model, turn_head, std::max<int64_t>(1, together)));
+    const int64_t together = std::clamp<int64_t>(std::ssize(document.questions), 1, flags.together);
+    ASSIGN_OR_RETURN(const serving::OpenedContext context,
+                     OpenContext(retrieval, *engine, together));
     const int64_t exact_before = tally.exact, right_before = tally.right;
-    RETURN_IF_ERROR(Annotate(
-        AskAll(retrieval, open, flags.match, flags.sources, document.questions, show, tally),
-        absl::StrCat("context ", document.context)));
+    RETURN_IF_ERROR(Annotate(AskAll(retrieval, *engine, context, together, flags.match,
+                                    flags.sources, document.questions, show, tally),
+                             absl::StrCat("context ", document.context)));
     before += document.questions.size();
     for (const Question& question : document.questions) of_parts |= question.HasParts();
     contexts.push_back({{"context", document.context},
-                        {"context_tokens", open[0]->decoder().context_tokens()},
+                        {"context_tokens", context.tokens},
                         {"questions", document.questions.size()},
                         {"exact_matches", tally.exact - exact_before},
                         {"right", tally.right - right_before}});
-    if (!open[0]->method().empty()) contexts.back()["method"] = open[0]->method();
+    if (!context.method.empty()) contexts.back()["method"] = context.method;
   }
   progress.Clear();
   nlohmann::json json = TallyJson(flags, tally, asked);
   if (documents.size() == 1) {
     json["context"] = contexts[0]["context"];
     json["context_tokens"] = contexts[0]["context_tokens"];
-    json["stats"] = StatisticsJson(StatisticsOf(open), flags.stats);
+    json["stats"] = StatisticsJson(engine->statistics(), flags.stats);
   } else {
     json["contexts"] = std::move(contexts);
   }
   if (!flags.json) {
     PrintTally(flags, tally, asked, of_parts);
-    if (flags.stats) std::fputs(StatisticsTable(StatisticsOf(open), true).c_str(), stderr);
+    if (flags.stats) std::fputs(StatisticsTable(engine->statistics(), true).c_str(), stderr);
   }
   std::printf("%s\n", DumpJson(json).c_str());
   return absl::OkStatus();

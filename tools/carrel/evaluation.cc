@@ -1,15 +1,16 @@
 #include "tools/carrel/evaluation.h"
 
+#include <deque>
 #include <optional>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "absl/synchronization/mutex.h"
 #include "common/checksum.h"
 #include "common/status.h"
-#include "decoder/generation.h"
 
 namespace carrel::tools {
 namespace {
@@ -18,116 +19,111 @@ std::string Digest(const std::vector<float>& logits) {
   return Sha256Hex({reinterpret_cast<const char*>(logits.data()), logits.size() * sizeof(float)});
 }
 
-// A question that a decoder answers.
-struct Asking {
-  OpenDecoder* open = nullptr;
-  size_t question = 0;
-  int64_t prompt_tokens = 0;
-  std::optional<decoder::Generation> generation;  // none: it is free
-};
-
-// Asks what is left of the questions, as decoders become free.
+// Asks the questions, so many at a time.
 class Asker {
  public:
-  Asker(const RetrievalFlags& flags, const OpenDecoders& decoders, Match match, int64_t sources,
-        absl::Span<const Question> questions,
+  Asker(const RetrievalFlags& flags, serving::Engine& engine, const serving::OpenedContext& context,
+        Match match, int64_t sources, absl::Span<const Question> questions,
         const std::function<void(size_t, const Tally&)>& before, Tally& tally)
       : flags_(flags),
+        engine_(engine),
+        context_(context),
         match_(match),
         sources_(sources),
         questions_(questions),
         before_(before),
         tally_(tally),
-        askings_(decoders.size()),
-        ended_(questions.size()) {
-    for (size_t i = 0; i < decoders.size(); ++i) askings_[i].open = decoders[i].get();
-  }
+        ended_(questions.size()) {}
 
-  absl::Status Run() {
-    while (counted_ < questions_.size()) {
-      std::vector<Asking*> going;
-      std::vector<decoder::Generation*> generations;
-      for (Asking& one : askings_) {
-        if (!one.generation.has_value()) RETURN_IF_ERROR(Begin(one));
-        if (!one.generation.has_value()) continue;
-        going.push_back(&one);
-        generations.push_back(&*one.generation);
+  // What is on its way when one fails is waited for.
+  absl::Status Run(int64_t together) {
+    absl::Status status;
+    int64_t going = 0;
+    for (size_t next = 0; going > 0 || (status.ok() && next < questions_.size());) {
+      if (status.ok() && going < together && next < questions_.size()) {
+        before_(next, tally_);
+        status = Named(next, Begin(next));
+        going += status.ok();
+        ++next;
+        continue;
       }
-      const std::vector<absl::Status> steps = decoder::Generation::Step(generations);
-      for (size_t i = 0; i < going.size(); ++i) {
-        RETURN_IF_ERROR(Named(*going[i], steps[i]));
-        if (going[i]->generation->done()) RETURN_IF_ERROR(Named(*going[i], End(*going[i])));
-      }
+      auto [question, answer] = TakeAnswered();
+      --going;
+      if (status.ok()) status = Named(question, End(question, std::move(answer)));
     }
-    return absl::OkStatus();
+    return status;
   }
 
  private:
-  absl::Status Named(const Asking& one, const absl::Status& status) const {
-    return Annotate(one.open->Confirm(status), absl::StrCat("question ", one.question + 1));
+  using Done = absl::StatusOr<serving::AnswerJob::Done>;
+  using Answered = std::pair<size_t, Done>;  // question
+
+  static absl::Status Named(size_t question, const absl::Status& status) {
+    return Annotate(status, absl::StrCat("question ", question + 1));
   }
 
-  absl::Status Begin(Asking& one) {
-    if (next_ == questions_.size()) return absl::OkStatus();
-    before_(next_, tally_);
-    one.question = next_++;
-    return Named(one, BeginAnswer(one));
-  }
-
-  absl::Status BeginAnswer(Asking& one) {
-    const Question& question = questions_[one.question];
+  absl::Status Begin(size_t i) {
+    const Question& question = questions_[i];
     if (match_ == Match::kContains && absl::StripAsciiWhitespace(question.answer).empty()) {
       return absl::InvalidArgumentError("match=contains: every text holds an empty answer");
     }
-    ASSIGN_OR_RETURN(model::Seam prompt, EncodePrompt(flags_.missing_bytes, "prompt of a question",
-                                                      *one.open, question.prompt));
-    decoder::GenerateOptions options;
-    options.give_up = prompt.give_up;
-    options.max_tokens = flags_.max_tokens;
-    ASSIGN_OR_RETURN(options.sampling, flags_.sampling.Resolve({}));  // whatever the model advises
-    options.trace = sources_ > 0;
-    options.keep_logits = tally_.digest;
-    if (sources_ > 0) RETURN_IF_ERROR(one.open->Document().status());  // before anything is timed
-    one.prompt_tokens = static_cast<int64_t>(prompt.tokens.size());
-    ASSIGN_OR_RETURN(decoder::Generation generation,
-                     decoder::Generation::Begin(one.open->decoder(), std::move(prompt.tokens),
-                                                std::move(options)));
-    one.generation.emplace(std::move(generation));
-    return absl::OkStatus();
+    ASSIGN_OR_RETURN(model::Seam prompt, EncodePrompt(flags_, "prompt of a question", engine_,
+                                                      context_, question.prompt));
+    ended_[i].prompt_tokens = static_cast<int64_t>(prompt.tokens.size());
+    serving::AnswerJob job;
+    job.context = flags_.context;
+    job.content_id = context_.content_id;
+    job.prompt = std::move(prompt.tokens);
+    job.give_up = prompt.give_up;
+    job.resume = false;
+    job.max_tokens = flags_.max_tokens;
+    ASSIGN_OR_RETURN(job.sampling, flags_.sampling.Resolve({}));  // whatever the model advises
+    job.keep_logits = tally_.digest;
+    job.sources = sources_;
+    job.done = [this, i](Done done) {
+      absl::MutexLock lock(&mu_);
+      answered_.emplace_back(i, std::move(done));
+    };
+    return engine_.Submit(std::move(job));
   }
 
-  absl::Status End(Asking& one) {
-    Ended ended{one.prompt_tokens, one.generation->TakeResult(), {}, {}};
-    one.generation.reset();
+  Answered TakeAnswered() {
+    absl::MutexLock lock(&mu_);
+    const auto some = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !answered_.empty(); };
+    mu_.Await(absl::Condition(&some));
+    Answered first = std::move(answered_.front());
+    answered_.pop_front();
+    return first;
+  }
+
+  absl::Status End(size_t i, Done answer) {
+    RETURN_IF_ERROR(answer.status());
+    Ended& ended = ended_[i];
+    ended.result = std::move(answer->result);
     if (tally_.digest) ended.logits_sha256 = Digest(std::exchange(ended.result.logits, {}));
-    ASSIGN_OR_RETURN(ended.text, one.open->checkpoint().tokenizer->Decode(ended.result.ids,
-                                                                          /*skip_special=*/true));
-    const Question& question = questions_[one.question];
+    ASSIGN_OR_RETURN(ended.text, engine_.checkpoint().tokenizer->Decode(ended.result.ids,
+                                                                        /*skip_special=*/true));
+    const Question& question = questions_[i];
     if (sources_ > 0 && Score(question, match_, ended.text) == 1) {
-      RETURN_IF_ERROR(CountSources(*one.open, question, ended.result.ids));
+      if (!document_.has_value()) {
+        ASSIGN_OR_RETURN(document_, engine_.Document(flags_.context, context_.content_id));
+      }
+      tally_.sources.seconds += answer->sources_seconds;
+      tally_.sources.Add(*document_, question.prompt, question.answer, answer->sources, sources_);
     }
-    ended_[one.question] = std::move(ended);
-    for (; counted_ < questions_.size() && ended_[counted_].has_value(); ++counted_) {
-      Count(questions_[counted_], *std::move(ended_[counted_]));
+    ended.over = true;
+    for (; counted_ < questions_.size() && ended_[counted_].over; ++counted_) {
+      Count(questions_[counted_], std::exchange(ended_[counted_], {}));
     }
     return absl::OkStatus();
   }
 
   struct Ended {
+    bool over = false;
     int64_t prompt_tokens = 0;
     decoder::GenerateResult result;
     std::string text, logits_sha256;
   };
-
-  absl::Status CountSources(OpenDecoder& open, const Question& question,
-                            const std::vector<TokenId>& answer) {
-    const absl::Time start = absl::Now();
-    ASSIGN_OR_RETURN(const std::vector<library::Source> found, open.Sources(answer, sources_));
-    tally_.sources.seconds += absl::ToDoubleSeconds(absl::Now() - start);
-    ASSIGN_OR_RETURN(const library::DocumentText* const document, open.Document());
-    tally_.sources.Add(*document, question.prompt, question.answer, found, sources_);
-    return absl::OkStatus();
-  }
 
   // In the questions' order.
   void Count(const Question& question, Ended ended) {
@@ -154,14 +150,18 @@ class Asker {
   }
 
   const RetrievalFlags& flags_;
+  serving::Engine& engine_;
+  const serving::OpenedContext& context_;
   const Match match_;
   const int64_t sources_;
   const absl::Span<const Question> questions_;
   const std::function<void(size_t, const Tally&)>& before_;
   Tally& tally_;
-  std::vector<Asking> askings_;
-  std::vector<std::optional<Ended>> ended_;  // until all before them are counted
-  size_t next_ = 0, counted_ = 0;
+  std::optional<library::DocumentText> document_;  // once sources are counted
+  std::vector<Ended> ended_;                       // until all before them are counted
+  size_t counted_ = 0;
+  absl::Mutex mu_;
+  std::deque<Answered> answered_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace
@@ -186,18 +186,11 @@ double Score(const Question& question, Match match, absl::string_view text) {
   return right ? 1 : 0;
 }
 
-absl::Status AskAll(const RetrievalFlags& flags, const OpenDecoders& decoders, Match match,
+absl::Status AskAll(const RetrievalFlags& flags, serving::Engine& engine,
+                    const serving::OpenedContext& context, int64_t together, Match match,
                     int64_t sources, absl::Span<const Question> questions,
                     const std::function<void(size_t, const Tally&)>& before, Tally& tally) {
-  return Asker(flags, decoders, match, sources, questions, before, tally).Run();
-}
-
-decoder::Statistics StatisticsOf(const OpenDecoders& decoders) {
-  decoder::Statistics sum = decoders.front()->decoder().statistics();
-  for (size_t i = 1; i < decoders.size(); ++i) {
-    decoder::AddStatistics(decoders[i]->decoder().statistics(), sum);
-  }
-  return sum;
+  return Asker(flags, engine, context, match, sources, questions, before, tally).Run(together);
 }
 
 }  // namespace carrel::tools

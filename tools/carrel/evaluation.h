@@ -1,6 +1,5 @@
-// What:   a file of questions asked of decoders over one context, one question of each at a time: how many answers
-//         are right, and how much of what is right they have, how many equal those of dense attention, and how long
-//         it took.
+// What:   a file of questions asked of one context, several at a time: how many answers are right, and how much of what
+//         is right they have, how many equal those of dense attention, and how long it took.
 #pragma once
 
 #include <cstdint>
@@ -49,14 +48,13 @@ struct Tally {
   SourceTally sources;
 };
 
-// Each decoder answers as if it were alone; with several of them, seconds are of answers beside others.
+// Of an engine that has the flags' context open, so many questions at a time: each is answered as if it were alone;
+// with several, seconds are of answers beside others.
 // sources: passages to find of each answer; 0: none.
 // before(i, tally) is called before question i, with what is counted by then. Errors name the question.
-absl::Status AskAll(const RetrievalFlags& flags, const OpenDecoders& decoders, Match match,
+absl::Status AskAll(const RetrievalFlags& flags, serving::Engine& engine,
+                    const serving::OpenedContext& context, int64_t together, Match match,
                     int64_t sources, absl::Span<const Question> questions,
                     const std::function<void(size_t, const Tally&)>& before, Tally& tally);
-
-// Of all decoders.
-decoder::Statistics StatisticsOf(const OpenDecoders& decoders);
 
 }  // namespace carrel::tools

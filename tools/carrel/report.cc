@@ -208,19 +208,19 @@ nlohmann::json PlanJson(const decoder::Plan& plan) {
           {"ways", std::move(ways)}};
 }
 
-std::string AnswerLine(const decoder::Decoder& decoder, const decoder::GenerateResult& result,
-                       int32_t kv_heads, int64_t prompt_tokens) {
-  std::string line =
-      decoder.plan().has_value()
-          ? absl::StrCat("plan ", decoder::WayName(decoder.plan()->taken().way), ", ")
-          : "";
-  const std::vector<decoder::LayerStatistics> layers = decoder.statistics().layers;
+std::string AnswerLine(const serving::OpenedContext& context, const decoder::Statistics& statistics,
+                       const decoder::GenerateResult& result, int32_t kv_heads,
+                       int64_t prompt_tokens) {
+  std::string line = context.plan.has_value()
+                         ? absl::StrCat("plan ", decoder::WayName(context.plan->taken().way), ", ")
+                         : "";
+  const std::vector<decoder::LayerStatistics>& layers = statistics.layers;
   double rows = 0;
   for (const decoder::LayerStatistics& layer : layers) rows += decoder::RowsPerToken(layer);
-  if (!layers.empty() && layers[0].tokens > 0 && decoder.context_tokens() > 0) {
+  if (!layers.empty() && layers[0].tokens > 0 && context.tokens > 0) {
     absl::StrAppendFormat(&line, "%.1f of %d rows, ",
                           rows / static_cast<double>(kv_heads * std::ssize(layers)),
-                          decoder.context_tokens());
+                          context.tokens);
   }
   absl::StrAppendFormat(&line, "%d prompt tokens in %.0f ms", prompt_tokens,
                         1e3 * result.prompt_seconds);

@@ -7,6 +7,7 @@
 #include "decoder/decoder.h"
 #include "decoder/plan/plan.h"
 #include "decoder/statistics.h"
+#include "serving/runner.h"
 
 namespace carrel::tools {
 
@@ -18,8 +19,9 @@ std::string StatisticsTable(const decoder::Statistics& statistics, bool measured
 nlohmann::json PlanJson(const decoder::Plan& plan);
 
 // One line: plan, rows of the context per token, layer and KV head, times.
-std::string AnswerLine(const decoder::Decoder& decoder, const decoder::GenerateResult& result,
-                       int32_t kv_heads, int64_t prompt_tokens);
+std::string AnswerLine(const serving::OpenedContext& context, const decoder::Statistics& statistics,
+                       const decoder::GenerateResult& result, int32_t kv_heads,
+                       int64_t prompt_tokens);
 
 const char* StopReasonName(decoder::StopReason reason);  // "eos", "max_tokens", "context_length"
 

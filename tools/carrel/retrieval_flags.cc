@@ -353,13 +353,16 @@ absl::StatusOr<std::vector<TokenId>> EncodeText(
   return ids;
 }
 
-absl::StatusOr<model::Seam> EncodePrompt(const std::string& missing_bytes, const std::string& what,
-                                         OpenDecoder& open, const std::string& text) {
+absl::StatusOr<model::Seam> EncodePrompt(const RetrievalFlags& flags, const std::string& what,
+                                         serving::Engine& engine,
+                                         const serving::OpenedContext& context,
+                                         const std::string& text) {
   model::Seam prompt;
   RETURN_IF_ERROR(
-      EncodeText(missing_bytes, what,
+      EncodeText(flags.missing_bytes, what,
                  [&](model::Tokenizer::Dropped* dropped) -> absl::StatusOr<std::vector<TokenId>> {
-                   ASSIGN_OR_RETURN(prompt, open.EncodePrompt(text, dropped));
+                   ASSIGN_OR_RETURN(prompt, engine.Encode({.text = text}, flags.context,
+                                                          context.content_id, dropped));
                    return prompt.tokens;
                  })
           .status());
@@ -395,46 +398,35 @@ absl::StatusOr<std::shared_ptr<library::LoadedModel>> LoadModel(const RetrievalF
   return library::LoadedModel::Load(flags.model_dir, flags.adapter_dir, flags.threads);
 }
 
-absl::StatusOr<std::unique_ptr<OpenDecoder>> MakeDecoder(
-    const RetrievalFlags& flags, std::shared_ptr<library::LoadedModel> model,
-    const std::string& turn_head, double* open_seconds,
-    std::shared_ptr<library::StoreAccess> store) {
-  const absl::Time start = absl::Now();
-  library::DecoderSpec spec = {.context = flags.context,
-                               .folder = flags.store.folder,
-                               .derived_weights = flags.weights == "derived",
-                               .config = flags.config,
-                               .device = flags.device_config,
-                               .planned = flags.planned,
-                               .way = flags.way,
-                               .turn_head = turn_head};
-  std::shared_ptr<library::StoreAccess> access = std::move(store);
-  if (access == nullptr && !flags.context.empty()) {
-    ASSIGN_OR_RETURN(access, OpenStore(flags));
-  }
-  ASSIGN_OR_RETURN(std::unique_ptr<OpenDecoder> open,
-                   OpenDecoder::Create(std::move(spec), std::move(model), std::move(access)));
-  if (open_seconds != nullptr) *open_seconds = absl::ToDoubleSeconds(absl::Now() - start);
-  if (open->derived().has_value()) {
-    std::fprintf(stderr, "%s\n", library::DescribeDerived(*open->derived()).c_str());
-  }
-  return open;
+library::DecoderSpec DecoderSpecOf(const RetrievalFlags& flags) {
+  return {.folder = flags.store.folder,
+          .derived_weights = flags.weights == "derived",
+          .config = flags.config,
+          .device = flags.device_config,
+          .planned = flags.planned,
+          .way = flags.way};
 }
 
-absl::StatusOr<OpenDecoders> MakeDecoders(const RetrievalFlags& flags,
-                                          const std::shared_ptr<library::LoadedModel>& model,
-                                          const std::string& turn_head, int64_t count) {
+absl::StatusOr<std::unique_ptr<serving::Engine>> StartEngine(
+    const RetrievalFlags& flags, std::shared_ptr<library::LoadedModel> model, int64_t answers) {
   std::shared_ptr<library::StoreAccess> store;
   if (!flags.context.empty()) {
     ASSIGN_OR_RETURN(store, OpenStore(flags));
   }
-  OpenDecoders all;
-  for (int64_t i = 0; i < count; ++i) {
-    ASSIGN_OR_RETURN(std::unique_ptr<OpenDecoder> one,
-                     MakeDecoder(flags, model, turn_head, nullptr, store));
-    all.push_back(std::move(one));
+  return serving::Engine::Start({.scheduler = {.decoders = DecoderSpecOf(flags),
+                                               .max_answers = answers,
+                                               .max_open_contexts = 1}},
+                                std::move(model), std::move(store));
+}
+
+absl::StatusOr<serving::OpenedContext> OpenContext(const RetrievalFlags& flags,
+                                                   serving::Engine& engine, int64_t count) {
+  ASSIGN_OR_RETURN(serving::OpenedContext context,
+                   engine.Open(flags.context, flags.config.content_id, count));
+  if (context.derived.has_value()) {
+    std::fprintf(stderr, "%s\n", library::DescribeDerived(*context.derived).c_str());
   }
-  return all;
+  return context;
 }
 
 }  // namespace carrel::tools

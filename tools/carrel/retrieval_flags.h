@@ -11,7 +11,8 @@
 #include "absl/status/statusor.h"
 #include "decoder/config.h"
 #include "library/loaded_model.h"
-#include "library/open_decoder.h"
+#include "library/store_access.h"
+#include "serving/engine.h"
 #include "tools/carrel/sampling_flags.h"
 #include "tools/carrel/store_flags.h"
 
@@ -21,7 +22,6 @@ class App;
 
 namespace carrel::tools {
 
-using library::OpenDecoder;
 using library::ResolveThreads;
 
 struct RetrievalFlags {
@@ -84,18 +84,16 @@ absl::StatusOr<std::shared_ptr<library::StoreAccess>> OpenStore(const RetrievalF
 
 absl::StatusOr<std::shared_ptr<library::LoadedModel>> LoadModel(const RetrievalFlags& flags);
 
-// A decoder of the model over the flags' context. turn_head: library::DecoderSpec's. open_seconds: what
-// opening store and context took; may be null. store: the flags', if it is open already.
-absl::StatusOr<std::unique_ptr<library::OpenDecoder>> MakeDecoder(
-    const RetrievalFlags& flags, std::shared_ptr<library::LoadedModel> model,
-    const std::string& turn_head, double* open_seconds = nullptr,
-    std::shared_ptr<library::StoreAccess> store = nullptr);
+// How contexts are opened and attended to, as the flags say.
+library::DecoderSpec DecoderSpecOf(const RetrievalFlags& flags);
 
-// So many of them, of one store.
-using OpenDecoders = std::vector<std::unique_ptr<library::OpenDecoder>>;
-absl::StatusOr<OpenDecoders> MakeDecoders(const RetrievalFlags& flags,
-                                          const std::shared_ptr<library::LoadedModel>& model,
-                                          const std::string& turn_head, int64_t count);
+// Of the flags' store, if they name a context, and a model: so many answers at a time, of one context.
+absl::StatusOr<std::unique_ptr<serving::Engine>> StartEngine(
+    const RetrievalFlags& flags, std::shared_ptr<library::LoadedModel> model, int64_t answers);
+
+// The flags' context, open in so many decoders; what is special about it is told on standard error.
+absl::StatusOr<serving::OpenedContext> OpenContext(const RetrievalFlags& flags,
+                                                   serving::Engine& engine, int64_t count);
 
 // --content-id.
 void DeclareContentId(CLI::App& command, std::string& content_id);
@@ -110,9 +108,11 @@ void DeclareMissingBytes(CLI::App& command, std::string& missing_bytes);
 absl::StatusOr<std::vector<TokenId>> EncodeText(
     const std::string& missing_bytes, const std::string& what,
     const std::function<absl::StatusOr<std::vector<TokenId>>(model::Tokenizer::Dropped*)>& encode);
-// The same of a prompt of that decoder.
-absl::StatusOr<model::Seam> EncodePrompt(const std::string& missing_bytes, const std::string& what,
-                                         OpenDecoder& open, const std::string& text);
+// The same of a prompt behind the flags' context, as it is open.
+absl::StatusOr<model::Seam> EncodePrompt(const RetrievalFlags& flags, const std::string& what,
+                                         serving::Engine& engine,
+                                         const serving::OpenedContext& context,
+                                         const std::string& text);
 
 // --device and --gpu-memory.
 void DeclareDevice(CLI::App& command, std::string& device, int64_t& gpu_memory);

@@ -25,20 +25,6 @@ std::string OneLine(absl::string_view text, size_t most) {
 
 }  // namespace
 
-std::vector<serving::AnswerSource> WithTexts(absl::Span<const library::Source> sources,
-                                             const library::DocumentText& document) {
-  std::vector<serving::AnswerSource> with;
-  for (const library::Source& source : sources) {
-    with.push_back({.first_token = source.tokens.begin,
-                    .end_token = source.tokens.end,
-                    .begin = source.begin,
-                    .end = source.end,
-                    .share = source.share,
-                    .text = document.TextOf(source.tokens)});
-  }
-  return with;
-}
-
 std::string SourcesTable(absl::Span<const serving::AnswerSource> sources, int64_t columns) {
   if (sources.empty()) return "(no sources)\n";
   std::string table;

@@ -8,14 +8,9 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "library/document_text.h"
-#include "library/sources.h"
 #include "serving/answer_job.h"
 
 namespace carrel::tools {
-
-std::vector<serving::AnswerSource> WithTexts(absl::Span<const library::Source> sources,
-                                             const library::DocumentText& document);
 
 // A line each: number, share, the beginning of the text.
 std::string SourcesTable(absl::Span<const serving::AnswerSource> sources, int64_t columns);

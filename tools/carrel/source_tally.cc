@@ -65,15 +65,15 @@ std::vector<std::vector<int64_t>> FactPassages(const library::DocumentText& docu
 }
 
 void SourceTally::Add(const library::DocumentText& document, const std::string& question,
-                      absl::string_view answer, absl::Span<const library::Source> sources,
+                      absl::string_view answer, absl::Span<const serving::AnswerSource> sources,
                       int64_t most) {
   const std::vector<std::vector<int64_t>> facts = FactPassages(document, question, answer);
   if (facts.empty()) return;
   const auto held = std::count_if(facts.begin(), facts.end(), [&](const auto& passages) {
     return std::any_of(passages.begin(), passages.end(), [&](int64_t passage) {
       const RowRange rows = document.passages()[static_cast<size_t>(passage)];
-      return std::any_of(sources.begin(), sources.end(), [&](const library::Source& source) {
-        return source.tokens.begin <= rows.begin && rows.end <= source.tokens.end;
+      return std::any_of(sources.begin(), sources.end(), [&](const serving::AnswerSource& source) {
+        return source.first_token <= rows.begin && rows.end <= source.end_token;
       });
     });
   });

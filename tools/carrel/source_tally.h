@@ -11,7 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "library/document_text.h"
-#include "library/sources.h"
+#include "serving/answer_job.h"
 
 namespace carrel::tools {
 
@@ -29,7 +29,7 @@ struct SourceTally {
   std::vector<std::string> missed;  // questions
 
   void Add(const library::DocumentText& document, const std::string& question,
-           absl::string_view answer, absl::Span<const library::Source> sources, int64_t most);
+           absl::string_view answer, absl::Span<const serving::AnswerSource> sources, int64_t most);
 };
 
 }  // namespace carrel::tools

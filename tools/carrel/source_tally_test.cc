@@ -32,9 +32,8 @@ TEST(FactPassagesTest, AFactStandsWhereThePartIs_BesideTheQuestionsWords) {
 TEST(SourceTallyTest, CountsAnswersWithAFactAmongTheirSources) {
   const DocumentText document = Document(kText);
   const auto source = [&](int64_t passage) {
-    library::Source found;
-    found.tokens = document.passages()[static_cast<size_t>(passage)];
-    return found;
+    const RowRange rows = document.passages()[static_cast<size_t>(passage)];
+    return serving::AnswerSource{.first_token = rows.begin, .end_token = rows.end};
   };
   SourceTally tally;
   const std::string born = "Where was Emily Russell born?",

@@ -6,8 +6,10 @@
 #include <new>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "carrel/engine.h"
 #include "carrel/prefill.h"
 #include "carrel/reader.h"
 #include "carrel/retrieval.h"
@@ -25,8 +27,11 @@ struct carrel_store {
 struct carrel_reader {
   std::unique_ptr<Reader> reader;
 };
+struct carrel_engine {
+  std::unique_ptr<carrel::Engine> engine;
+};
 struct carrel_answer {
-  Answer answer;
+  Reply answer;
 };
 struct carrel_session {
   std::unique_ptr<Session> session;
@@ -197,6 +202,29 @@ void carrel_reader_options_init(carrel_reader_options* options) {
   options->zone = CARREL_ZONE_AUTO;
 }
 
+namespace {
+
+Result<ReaderOptions> Inside(const carrel_reader_options* options) {
+  const carrel_reader_options given = Completed(options, carrel_reader_options_init);
+  if (given.fidelity < CARREL_FAST || given.fidelity > CARREL_FAITHFUL ||
+      given.zone < CARREL_ZONE_STORE || given.zone > CARREL_ZONE_AUTO ||
+      given.device < CARREL_CPU || given.device > CARREL_CUDA) {
+    return Status(StatusCode::kInvalidArgument,
+                  absl::StrCat("fidelity=", given.fidelity, ", zone=", given.zone,
+                               ", device=", given.device, ": outside [0, 2], [0, 3], [0, 1]"));
+  }
+  ReaderOptions inside;
+  inside.fidelity = static_cast<Fidelity>(given.fidelity);
+  if (given.target_error != 0) inside.target_error = given.target_error;
+  if (given.top_k != 0) inside.top_k = given.top_k;
+  inside.zone = static_cast<Zone>(given.zone);
+  inside.device = static_cast<Device>(given.device);
+  inside.content_id = Text(given.content_id);
+  return inside;
+}
+
+}  // namespace
+
 carrel_code carrel_reader_open(carrel_model* model, carrel_store* store, const char* context,
                                const carrel_reader_options* options, carrel_reader** out) {
   return Guarded([&]() -> Status {
@@ -204,23 +232,10 @@ carrel_code carrel_reader_open(carrel_model* model, carrel_store* store, const c
     *out = nullptr;
     if (model == nullptr || store == nullptr) return Missing(model == nullptr ? "model" : "store");
     if (context == nullptr) return Missing("context");
-    const carrel_reader_options given = Completed(options, carrel_reader_options_init);
-    if (given.fidelity < CARREL_FAST || given.fidelity > CARREL_FAITHFUL ||
-        given.zone < CARREL_ZONE_STORE || given.zone > CARREL_ZONE_AUTO ||
-        given.device < CARREL_CPU || given.device > CARREL_CUDA) {
-      return Status(StatusCode::kInvalidArgument,
-                    absl::StrCat("fidelity=", given.fidelity, ", zone=", given.zone,
-                                 ", device=", given.device, ": outside [0, 2], [0, 3], [0, 1]"));
-    }
-    ReaderOptions inside;
-    inside.fidelity = static_cast<Fidelity>(given.fidelity);
-    if (given.target_error != 0) inside.target_error = given.target_error;
-    if (given.top_k != 0) inside.top_k = given.top_k;
-    inside.zone = static_cast<Zone>(given.zone);
-    inside.device = static_cast<Device>(given.device);
-    inside.content_id = Text(given.content_id);
+    const Result<ReaderOptions> inside = Inside(options);
+    if (!inside.ok()) return inside.status();
     Result<std::unique_ptr<Reader>> reader =
-        Reader::Open(model->model, store->store, context, inside);
+        Reader::Open(model->model, store->store, context, *inside);
     if (!reader.ok()) return reader.status();
     *out = new carrel_reader{*std::move(reader)};
     return {};
@@ -239,6 +254,26 @@ void carrel_generate_options_init(carrel_generate_options* options) {
   options->seed = defaults.seed;
 }
 
+namespace {
+
+// on_text and user are copied.
+GenerateOptions Inside(const carrel_generate_options* options) {
+  const carrel_generate_options given = Completed(options, carrel_generate_options_init);
+  GenerateOptions inside;
+  inside.max_tokens = given.max_tokens;
+  inside.temperature = given.temperature;
+  inside.top_p = given.top_p;
+  inside.seed = given.seed;
+  if (given.on_text != nullptr) {
+    inside.on_text = [on_text = given.on_text, user = given.user](std::string_view piece) {
+      return on_text(piece.data(), piece.size(), user) == 0;
+    };
+  }
+  return inside;
+}
+
+}  // namespace
+
 carrel_code carrel_generate(carrel_reader* reader, const char* prompt, size_t prompt_size,
                             const carrel_generate_options* options, carrel_answer** out) {
   return Guarded([&]() -> Status {
@@ -247,20 +282,9 @@ carrel_code carrel_generate(carrel_reader* reader, const char* prompt, size_t pr
     if (reader == nullptr || prompt == nullptr) {
       return Missing(reader == nullptr ? "reader" : "prompt");
     }
-    const carrel_generate_options given = Completed(options, carrel_generate_options_init);
-    GenerateOptions inside;
-    inside.max_tokens = given.max_tokens;
-    inside.temperature = given.temperature;
-    inside.top_p = given.top_p;
-    inside.seed = given.seed;
-    if (given.on_text != nullptr) {
-      inside.on_text = [&](std::string_view piece) {
-        return given.on_text(piece.data(), piece.size(), given.user) == 0;
-      };
-    }
-    Result<Answer> answer = reader->reader->Generate({prompt, prompt_size}, inside);
+    Result<Answer> answer = reader->reader->Generate({prompt, prompt_size}, Inside(options));
     if (!answer.ok()) return answer.status();
-    *out = new carrel_answer{*std::move(answer)};
+    *out = new carrel_answer{{*std::move(answer)}};
     return {};
   });
 }
@@ -276,6 +300,74 @@ const int32_t* carrel_answer_tokens(const carrel_answer* answer, size_t* count) 
 }
 
 void carrel_answer_free(carrel_answer* answer) { delete answer; }
+
+carrel_code carrel_engine_start(carrel_model* model, carrel_store* store,
+                                const carrel_reader_options* reading, int64_t answers,
+                                carrel_engine** out) {
+  return Guarded([&]() -> Status {
+    if (out == nullptr) return Missing("out");
+    *out = nullptr;
+    if (model == nullptr || store == nullptr) return Missing(model == nullptr ? "model" : "store");
+    const Result<ReaderOptions> inside = Inside(reading);
+    if (!inside.ok()) return inside.status();
+    EngineOptions options = {.reading = *inside};
+    if (answers != 0) options.answers = answers;
+    Result<std::unique_ptr<carrel::Engine>> engine =
+        carrel::Engine::Start(model->model, store->store, options);
+    if (!engine.ok()) return engine.status();
+    *out = new carrel_engine{*std::move(engine)};
+    return {};
+  });
+}
+
+void carrel_engine_free(carrel_engine* engine) { delete engine; }
+
+void carrel_question_init(carrel_question* question) {
+  *question = {};
+  question->size = sizeof(*question);
+}
+
+carrel_code carrel_engine_ask(carrel_engine* engine, const carrel_question* const* questions,
+                              size_t count, carrel_answer** answers, carrel_code* codes) {
+  return Guarded([&]() -> Status {
+    if (engine == nullptr || questions == nullptr || answers == nullptr) {
+      return Missing("engine, questions or answers");
+    }
+    std::fill_n(answers, count, nullptr);
+    std::vector<Question> inside(count);
+    for (size_t i = 0; i < count; ++i) {
+      if (questions[i] == nullptr) return Missing("a question");
+      const carrel_question given = Completed(questions[i], carrel_question_init);
+      inside[i].context = Text(given.context);
+      inside[i].prompt = Text(given.prompt);
+      inside[i].options = Inside(given.options);
+      inside[i].sources = given.sources;
+      for (size_t k = 0; k < given.message_count; ++k) {
+        inside[i].messages.push_back(
+            {Text(given.messages[k].role), Text(given.messages[k].content)});
+      }
+    }
+    std::vector<Result<Reply>> replies = engine->engine->AskMany(inside);
+    Status first;
+    for (size_t i = 0; i < count; ++i) {
+      const Status status = replies[i].ok() ? Status() : replies[i].status();
+      if (codes != nullptr) codes[i] = static_cast<carrel_code>(status.code());
+      if (first.ok()) first = status;
+      if (status.ok()) answers[i] = new carrel_answer{*std::move(replies[i])};
+    }
+    return first;
+  });
+}
+
+int64_t carrel_answer_known_tokens(const carrel_answer* answer) {
+  return answer->answer.context_tokens + answer->answer.known_tokens;
+}
+
+const char* carrel_answer_source(const carrel_answer* answer, size_t i, double* share) {
+  if (i >= answer->answer.sources.size()) return nullptr;
+  if (share != nullptr) *share = answer->answer.sources[i].share;
+  return answer->answer.sources[i].text.c_str();
+}
 
 carrel_code carrel_session_open(carrel_store* store, const char* context, const char* content_id,
                                 int64_t sink, int64_t local, carrel_session** out) {

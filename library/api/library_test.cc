@@ -6,6 +6,7 @@
 #include <random>
 
 #include "carrel/c.h"
+#include "carrel/engine.h"
 #include "carrel/prefill.h"
 #include "carrel/reader.h"
 #include "carrel/retrieval.h"
@@ -113,6 +114,72 @@ TEST(LibraryTest, Reader_AnswersTheSameFromStoreAndHost_AndFromAServer) {
   const auto refused = Reader::Open(DemoModel(), *connected, kName, {.zone = Zone::kHost});
   EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
   (*server)->Stop(5);
+}
+
+TEST(LibraryTest, Engine_AnswersManyAtOnce_EachAsAReaderDoes_AndSaysWhatTheyRestOn) {
+  const auto reader = Reader::Open(DemoModel(), Opened(), kName);
+  const auto alone = (*reader)->Generate(kPrompt);
+  ASSERT_TRUE(alone.ok()) << alone.status().message();
+  const auto engine = Engine::Start(DemoModel(), Opened(), {.answers = 3});
+  ASSERT_TRUE(engine.ok()) << engine.status().message();
+  std::vector<Question> questions(5, {.context = kName, .prompt = kPrompt, .sources = 2});
+  questions[1].context = "none";
+  questions[2].stop = {alone->text.substr(3, 2)};
+  questions[3].options.on_text = [](std::string_view) { return false; };
+  const auto replies = (*engine)->AskMany(questions);
+  ASSERT_THAT(replies, SizeIs(5));
+  for (const size_t i : {0, 4}) {
+    ASSERT_TRUE(replies[i].ok()) << replies[i].status().message();
+    EXPECT_EQ(replies[i]->tokens, alone->tokens);
+    EXPECT_EQ(replies[i]->text, alone->text);
+    EXPECT_EQ(replies[i]->stop, alone->stop);
+    ASSERT_FALSE(replies[i]->sources.empty());
+    EXPECT_THAT(replies[i]->sources[0].text, HasSubstr(kAnswer));
+    EXPECT_GT(replies[i]->context_tokens, 900);
+  }
+  EXPECT_EQ(replies[1].status().code(), StatusCode::kNotFound);
+  ASSERT_TRUE(replies[2].ok()) << replies[2].status().message();
+  EXPECT_EQ(replies[2]->text, alone->text.substr(0, alone->text.find(questions[2].stop[0])));
+  EXPECT_EQ(replies[2]->stop, StopReason::kEos);
+  EXPECT_EQ(replies[3].status().code(), StatusCode::kCancelled);
+}
+
+TEST(LibraryTest, Engine_KnowsAChatsLastTurn) {
+  const auto engine = Engine::Start(DemoModel(), Opened());
+  ASSERT_TRUE(engine.ok()) << engine.status().message();
+  Question question = {.context = kName};
+  question.messages = {{"user", "What is the badge number of Hilgia Sheesko?"}};
+  const auto first = (*engine)->Ask(question);
+  ASSERT_TRUE(first.ok()) << first.status().message();
+  EXPECT_THAT(first->text, HasSubstr(kAnswer));
+  EXPECT_EQ(first->known_tokens, 0);
+  question.messages.push_back({"assistant", first->text});
+  question.messages.push_back({"user", "Who lives in the north?"});
+  const auto second = (*engine)->Ask(question);
+  ASSERT_TRUE(second.ok()) << second.status().message();
+  EXPECT_GE(second->known_tokens, first->prompt_tokens);
+  EXPECT_GT(second->prompt_tokens, second->known_tokens);
+}
+
+TEST(LibraryTest, Engine_QuestionsAndOptionsOutOfBounds_AreRefused) {
+  const auto start = [](const EngineOptions& options) {
+    return Engine::Start(DemoModel(), Opened(), options).status();
+  };
+  EXPECT_THAT(start({.answers = 0}).message(), HasSubstr("answers=0"));
+  EXPECT_EQ(start({.open_contexts = 1025}).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(start({.reading = {.top_k = 0}}).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(start({.reading = {.content_id = "000000000000"}}).code(),
+            StatusCode::kInvalidArgument);
+  const auto engine = Engine::Start(DemoModel(), Opened());
+  EXPECT_EQ((*engine)->Ask({.context = kName}).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ((*engine)->Ask({.context = kName, .prompt = "a", .tokens = {1}}).status().code(),
+            StatusCode::kInvalidArgument);
+  EXPECT_EQ((*engine)
+                ->Ask({.context = kName, .content_id = "000000000000", .prompt = "a"})
+                .status()
+                .code(),
+            StatusCode::kFailedPrecondition);
+  EXPECT_TRUE((*engine)->AskMany({}).empty());
 }
 
 TEST(LibraryTest, Reader_OptionsOutOfBounds_AreRefused) {

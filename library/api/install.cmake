@@ -29,17 +29,17 @@ function(carrel_parts target out)  # every static library of ours behind a targe
 endfunction()
 
 set(parts)
-carrel_parts(carrel_public parts)
+carrel_parts(carrel_api parts)
 set(objects ${parts})
 list(TRANSFORM objects REPLACE "(.+)" "$<TARGET_OBJECTS:\\1>")
 
 add_library(carrel_shared SHARED ${objects})
-target_link_libraries(carrel_shared PRIVATE carrel_public)
+target_link_libraries(carrel_shared PRIVATE carrel_api)
 set_target_properties(carrel_shared PROPERTIES OUTPUT_NAME carrel
   VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
-  LINK_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/libcarrel.map LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
+  LINK_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/libcarrel.map LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
 target_link_options(carrel_shared PRIVATE
-  -Wl,--version-script=${CMAKE_CURRENT_SOURCE_DIR}/libcarrel.map -Wl,--gc-sections -Wl,--no-undefined)
+  -Wl,--version-script=${CMAKE_CURRENT_LIST_DIR}/libcarrel.map -Wl,--gc-sections -Wl,--no-undefined)
 
 add_library(carrel_archive STATIC ${objects})
 set_target_properties(carrel_archive PROPERTIES OUTPUT_NAME carrel ARCHIVE_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)

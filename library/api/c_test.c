@@ -29,6 +29,7 @@ int CarrelCTest_BadInput(void) {
   carrel_answer_free(NULL);
   carrel_session_free(NULL);
   carrel_server_free(NULL);
+  carrel_engine_free(NULL);
   return 0;
 }
 
@@ -36,6 +37,39 @@ static int Stop(const char* text, size_t size, void* user) {
   (void)text;
   *(size_t*)user += size;
   return 1;
+}
+
+/* Two questions at once, of which one fails; questions of a header that knew less of them. */
+static int CarrelCTest_Engine(carrel_model* model, carrel_store* store, const char* context,
+                              const char* prompt) {
+  carrel_engine* engine = NULL;
+  carrel_question good, bad;
+  const carrel_question* both[] = {&bad, &good};
+  carrel_answer* answers[2];
+  carrel_code codes[2];
+  double share = 0;
+  EXPECT(carrel_engine_start(model, store, NULL, -1, &engine) == 3 && engine == NULL);
+  EXPECT(carrel_engine_start(model, store, NULL, 2, &engine) == 0);
+  carrel_question_init(&good);
+  good.context = context;
+  good.prompt = prompt;
+  good.sources = 1;
+  bad = good;
+  bad.context = "none";
+  EXPECT(carrel_engine_ask(engine, both, 2, answers, codes) == 5);
+  EXPECT(strstr(carrel_last_error(), "none") != NULL);
+  EXPECT(codes[0] == 5 && answers[0] == NULL && codes[1] == 0);
+  EXPECT(strlen(carrel_answer_text(answers[1], NULL)) > 0);
+  EXPECT(carrel_answer_known_tokens(answers[1]) > 900);
+  EXPECT(carrel_answer_source(answers[1], 0, &share) != NULL && share > 0);
+  EXPECT(carrel_answer_source(answers[1], 1, NULL) == NULL);
+  carrel_answer_free(answers[1]);
+  good.size = offsetof(carrel_question, sources);
+  EXPECT(carrel_engine_ask(engine, both + 1, 1, answers, NULL) == 0);
+  EXPECT(carrel_answer_source(answers[0], 0, NULL) == NULL);
+  carrel_answer_free(answers[0]);
+  carrel_engine_free(engine);
+  return 0;
 }
 
 /* A reader with options of a header that knew fewer of them, and an answer that its caller ends. */
@@ -65,6 +99,7 @@ int CarrelCTest_Ask(const char* model_path, const char* folder, const char* cont
   EXPECT(answer == NULL && seen > 0);
   reader_options.size = sizeof(reader_options);
   carrel_reader_free(reader);
+  EXPECT(CarrelCTest_Engine(model, store, context, prompt) == 0);
   EXPECT(carrel_reader_open(model, store, context, &reader_options, &reader) == 3);
   EXPECT(strstr(carrel_last_error(), "zone=9") != NULL);
   carrel_store_free(store);

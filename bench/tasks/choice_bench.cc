@@ -25,12 +25,12 @@
 #include "decoder/fidelity.h"
 #include "decoder/select/key_scores.h"
 #include "decoder/select/row_selector.h"
+#include "eval/questions.h"
 #include "kernels/score/dot_score/dot_score.h"
 #include "kernels/score/group_score/group_score.h"
 #include "kvstore/storage/store.h"
 #include "library/mapped_rows.h"
 #include "library/open_decoder.h"
-#include "tools/carrel/questions.h"
 
 namespace carrel {
 namespace {
@@ -339,8 +339,7 @@ absl::StatusOr<std::vector<Candidate>> MakeCandidates(absl::Span<char* const> ar
 
 absl::Status Run(absl::Span<char* const> arguments) {
   const std::string folder = arguments[1], context = arguments[2];
-  ASSIGN_OR_RETURN(const std::vector<tools::Question> questions,
-                   tools::ReadQuestions(arguments[3]));
+  ASSIGN_OR_RETURN(const std::vector<eval::Question> questions, eval::ReadQuestions(arguments[3]));
   ASSIGN_OR_RETURN(const std::shared_ptr<library::LoadedModel> model,
                    library::LoadedModel::Load(arguments[0], "", 0));
   library::StoreAddress address;
@@ -368,7 +367,7 @@ absl::Status Run(absl::Span<char* const> arguments) {
   Judge judge(shape, zone, *rows, model->pool(), std::move(candidates));
   open->decoder().set_observer(
       [&](const model::AttentionInput& input, const float*) { judge.See(input); });
-  for (const tools::Question& question : questions) {
+  for (const eval::Question& question : questions) {
     ASSIGN_OR_RETURN(const model::Seam prompt, open->EncodePrompt(question.prompt));
     decoder::GenerateOptions options;
     options.max_tokens = kMaxTokens;

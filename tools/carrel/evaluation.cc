@@ -30,7 +30,7 @@ struct Asking {
 class Asker {
  public:
   Asker(const RetrievalFlags& flags, const OpenDecoders& decoders, Match match, int64_t sources,
-        absl::Span<const Question> questions,
+        absl::Span<const eval::Question> questions,
         const std::function<void(size_t, const Tally&)>& before, Tally& tally)
       : flags_(flags),
         match_(match),
@@ -75,7 +75,7 @@ class Asker {
   }
 
   absl::Status BeginAnswer(Asking& one) {
-    const Question& question = questions_[one.question];
+    const eval::Question& question = questions_[one.question];
     if (match_ == Match::kContains && absl::StripAsciiWhitespace(question.answer).empty()) {
       return absl::InvalidArgumentError("match=contains: every text holds an empty answer");
     }
@@ -102,7 +102,7 @@ class Asker {
     if (tally_.digest) ended.logits_sha256 = Digest(std::exchange(ended.result.logits, {}));
     ASSIGN_OR_RETURN(ended.text, one.open->checkpoint().tokenizer->Decode(ended.result.ids,
                                                                           /*skip_special=*/true));
-    const Question& question = questions_[one.question];
+    const eval::Question& question = questions_[one.question];
     if (sources_ > 0 && Score(question, match_, ended.text) == 1) {
       RETURN_IF_ERROR(CountSources(*one.open, question, ended.result.ids));
     }
@@ -119,7 +119,7 @@ class Asker {
     std::string text, logits_sha256;
   };
 
-  absl::Status CountSources(OpenDecoder& open, const Question& question,
+  absl::Status CountSources(OpenDecoder& open, const eval::Question& question,
                             const std::vector<TokenId>& answer) {
     const absl::Time start = absl::Now();
     ASSIGN_OR_RETURN(const std::vector<library::Source> found, open.Sources(answer, sources_));
@@ -130,7 +130,7 @@ class Asker {
   }
 
   // In the questions' order.
-  void Count(const Question& question, Ended ended) {
+  void Count(const eval::Question& question, Ended ended) {
     const decoder::GenerateResult& result = ended.result;
     const double score = Score(question, match_, ended.text);
     const bool right = score == 1;
@@ -156,7 +156,7 @@ class Asker {
   const RetrievalFlags& flags_;
   const Match match_;
   const int64_t sources_;
-  const absl::Span<const Question> questions_;
+  const absl::Span<const eval::Question> questions_;
   const std::function<void(size_t, const Tally&)>& before_;
   Tally& tally_;
   std::vector<Asking> askings_;
@@ -174,11 +174,11 @@ absl::StatusOr<Match> ParseMatch(absl::string_view name) {
 
 absl::string_view MatchName(Match match) { return match == Match::kExact ? "exact" : "contains"; }
 
-double Score(const Question& question, Match match, absl::string_view text) {
+double Score(const eval::Question& question, Match match, absl::string_view text) {
   if (question.HasParts()) {
     const std::string whole = absl::StrCat(question.begun, text);
-    return question.pieces.empty() ? RecordOverlap(RecordsIn(whole), question.records)
-                                   : PiecesFound(whole, question.pieces);
+    return question.pieces.empty() ? eval::RecordOverlap(eval::RecordsIn(whole), question.records)
+                                   : eval::PiecesFound(whole, question.pieces);
   }
   const absl::string_view answer = absl::StripAsciiWhitespace(question.answer);
   const bool right = match == Match::kExact ? absl::StripAsciiWhitespace(text) == answer
@@ -187,7 +187,7 @@ double Score(const Question& question, Match match, absl::string_view text) {
 }
 
 absl::Status AskAll(const RetrievalFlags& flags, const OpenDecoders& decoders, Match match,
-                    int64_t sources, absl::Span<const Question> questions,
+                    int64_t sources, absl::Span<const eval::Question> questions,
                     const std::function<void(size_t, const Tally&)>& before, Tally& tally) {
   return Asker(flags, decoders, match, sources, questions, before, tally).Run();
 }

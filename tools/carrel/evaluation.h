@@ -12,10 +12,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "tools/carrel/needle_map.h"
-#include "tools/carrel/questions.h"
+#include "eval/needle_map.h"
+#include "eval/questions.h"
+#include "eval/source_tally.h"
 #include "tools/carrel/retrieval_flags.h"
-#include "tools/carrel/source_tally.h"
 
 namespace carrel::tools {
 
@@ -26,7 +26,7 @@ absl::StatusOr<Match> ParseMatch(absl::string_view name);  // "exact", "contains
 absl::string_view MatchName(Match match);
 
 // From 0 to 1 (answer_score.h); 0 or 1 where the question has one text.
-double Score(const Question& question, Match match, absl::string_view text);
+double Score(const eval::Question& question, Match match, absl::string_view text);
 
 struct Tally {
   bool keep = false;    // every answer
@@ -45,15 +45,15 @@ struct Tally {
   std::vector<Answer> answers;    // all, where `keep` says so
   std::vector<double> scores;     // of each question
   std::vector<Answer> differing;  // from dense where that is known, else not wholly right
-  NeedleMap needles;
-  SourceTally sources;
+  eval::NeedleMap needles;
+  eval::SourceTally sources;
 };
 
 // Each decoder answers as if it were alone; with several of them, seconds are of answers beside others.
 // sources: passages to find of each answer; 0: none.
 // before(i, tally) is called before question i, with what is counted by then. Errors name the question.
 absl::Status AskAll(const RetrievalFlags& flags, const OpenDecoders& decoders, Match match,
-                    int64_t sources, absl::Span<const Question> questions,
+                    int64_t sources, absl::Span<const eval::Question> questions,
                     const std::function<void(size_t, const Tally&)>& before, Tally& tally);
 
 // Of all decoders.

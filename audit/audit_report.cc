@@ -1,4 +1,4 @@
-#include "tools/carrel/audit_report.h"
+#include "audit/audit_report.h"
 
 #include <algorithm>
 #include <cmath>
@@ -12,23 +12,14 @@
 #include "kvstore/index/index_spec.h"
 #include "kvstore/index/index_type.h"
 
-namespace carrel::tools {
+namespace carrel::audit {
 namespace {
 
-using audit::AuditReport;
-using audit::HeadAudit;
-using audit::Heads;
-using audit::Measured;
-using audit::Metric;
 using nlohmann::json;
 
 constexpr const Metric* kMetrics[] = {
-    &audit::kRecall,           &audit::kMass,
-    &audit::kMassLeast,        &audit::kExactMass,
-    &audit::kOutputError,      &audit::kOutputErrorExact,
-    &audit::kVisited,          &audit::kVisitedShare,
-    &audit::kSearchUs,         &audit::kExactSearchUs,
-    &audit::kExactOutputError,
+    &kRecall,  &kMass,         &kMassLeast, &kExactMass,     &kOutputError,      &kOutputErrorExact,
+    &kVisited, &kVisitedShare, &kSearchUs,  &kExactSearchUs, &kExactOutputError,
 };
 
 json IndexJson(const kvstore::IndexParams& params, int64_t top_k, int64_t rows) {
@@ -38,7 +29,7 @@ json IndexJson(const kvstore::IndexParams& params, int64_t top_k, int64_t rows) 
   for (const kvstore::IndexField& field : type.Fields(params)) {
     index[field.name] = field.word.empty() ? json(field.value) : json(field.word);
   }
-  index["effort"] = audit::OwnEffort(params, top_k, rows);
+  index["effort"] = OwnEffort(params, top_k, rows);
   return index;
 }
 
@@ -87,19 +78,19 @@ json HeadJson(const AuditReport& report, const HeadAudit& head) {
 json SummaryJson(const AuditReport& report, Heads heads) {
   json out;
   for (const Metric* metric : kMetrics) {
-    const HeadAudit& worst = audit::Worst(heads, *metric);
-    out[metric->key] = {{"mean", audit::Mean(heads, *metric)},
+    const HeadAudit& worst = Worst(heads, *metric);
+    out[metric->key] = {{"mean", Mean(heads, *metric)},
                         {"worst", metric->of(worst)},
                         {"worst_layer", worst.layer.value()},
                         {"worst_kv_head", worst.kv_head.value()}};
   }
-  out["ms"] = audit::SumMs(heads, audit::kSearchUs);
-  out["exact_ms"] = audit::SumMs(heads, audit::kExactSearchUs);
+  out["ms"] = SumMs(heads, kSearchUs);
+  out["exact_ms"] = SumMs(heads, kExactSearchUs);
   json curve = json::array();
-  const std::vector<audit::CurvePoint> points = audit::Curve(report, heads);
+  const std::vector<CurvePoint> points = Curve(report, heads);
   for (size_t i = 0; i < points.size(); ++i) {
-    const audit::CurvePoint& point = points[i];
-    const audit::Step& step = report.steps[i];
+    const CurvePoint& point = points[i];
+    const Step& step = report.steps[i];
     curve.push_back({{"effort", step.effort > 0 ? json(step.effort) : json()},
                      {"factor", step.factor > 0 ? json(step.factor) : json()},
                      {"measured", point.judged},
@@ -121,21 +112,18 @@ std::string Name(const HeadAudit& head) {
 
 std::string QualityColumns(const AuditReport& report, Heads heads) {
   std::string row;
-  for (const Metric* metric : {&audit::kRecall, &audit::kMass}) {
-    const HeadAudit& worst = audit::Worst(heads, *metric);
-    absl::StrAppendFormat(&row, " %6.4f %6.4f %-6s", audit::Mean(heads, *metric), metric->of(worst),
+  for (const Metric* metric : {&kRecall, &kMass}) {
+    const HeadAudit& worst = Worst(heads, *metric);
+    absl::StrAppendFormat(&row, " %6.4f %6.4f %-6s", Mean(heads, *metric), metric->of(worst),
                           Name(worst));
   }
-  const HeadAudit& worst_error = audit::Worst(heads, audit::kOutputError);
-  absl::StrAppendFormat(
-      &row, " %6.4f %6.4f %6.4f %-6s %6.4f %6.4f", audit::Mean(heads, audit::kExactMass),
-      audit::Mean(heads, audit::kOutputError), audit::kOutputError.of(worst_error),
-      Name(worst_error), audit::Mean(heads, audit::kExactOutputError),
-      audit::Mean(heads, audit::kOutputErrorExact));
-  absl::StrAppendFormat(&row, " %9.0f %6.1f%% %8.0f %8.0f", audit::Mean(heads, audit::kVisited),
-                        100 * audit::Mean(heads, audit::kVisitedShare),
-                        audit::Mean(heads, audit::kSearchUs),
-                        audit::Mean(heads, audit::kExactSearchUs));
+  const HeadAudit& worst_error = Worst(heads, kOutputError);
+  absl::StrAppendFormat(&row, " %6.4f %6.4f %6.4f %-6s %6.4f %6.4f", Mean(heads, kExactMass),
+                        Mean(heads, kOutputError), kOutputError.of(worst_error), Name(worst_error),
+                        Mean(heads, kExactOutputError), Mean(heads, kOutputErrorExact));
+  absl::StrAppendFormat(&row, " %9.0f %6.1f%% %8.0f %8.0f", Mean(heads, kVisited),
+                        100 * Mean(heads, kVisitedShare), Mean(heads, kSearchUs),
+                        Mean(heads, kExactSearchUs));
   if (report.index_kind == kvstore::kAutoIndexKind) {
     row += " ";
     for (const HeadAudit& head : heads) {
@@ -147,13 +135,13 @@ std::string QualityColumns(const AuditReport& report, Heads heads) {
 }
 
 void AppendQueries(const AuditReport& report, std::string& out) {
-  const audit::AuditConfig& config = report.config;
+  const AuditConfig& config = report.config;
   absl::StrAppendFormat(&out,
                         "top %d of [%d, min(position, %d)); %d of %d stored queries per layer and "
                         "head, %d left out (zone under %d rows)\npositions",
                         config.top_k, config.sink, report.tokens - config.local,
                         report.positions.size(), report.stored_queries, report.small_zones,
-                        audit::kLeastZonePerTopK * config.top_k);
+                        kLeastZonePerTopK * config.top_k);
   for (const Position position : report.positions) absl::StrAppend(&out, " ", position);
   out += "\n";
   if (report.built_from_queries) {
@@ -164,20 +152,19 @@ void AppendQueries(const AuditReport& report, std::string& out) {
 }
 
 void AppendCurve(const AuditReport& report, std::string& out) {
-  const std::vector<audit::CurvePoint> curve = audit::Curve(report, report.heads);
+  const std::vector<CurvePoint> curve = Curve(report, report.heads);
   if (curve.size() < 2) return;
   absl::StrAppendFormat(&out, "\n%9s %6s %6s %7s %8s %9s %8s %12s\n", "effort", "recall", "mass",
                         "error", "to exact", "visited", "share", "ms per layer");
-  for (const audit::CurvePoint& point : curve) {
+  for (const CurvePoint& point : curve) {
     absl::StrAppendFormat(&out, "%9s %6.4f %6.4f %7.4f %8.4f %9.0f %7.1f%% %12.3f%s\n", point.label,
                           point.recall, point.mass, point.output_error, point.output_error_exact,
                           point.visited, 100 * point.visited_share, point.ms_per_layer,
                           point.judged ? "  *" : "");
   }
   absl::StrAppendFormat(&out, "%9s %6.4f %6.4f %7.4f %8.4f %9s %8s %12.3f\n", "exact", 1.0,
-                        audit::Mean(report.heads, audit::kExactMass),
-                        audit::Mean(report.heads, audit::kExactOutputError), 0.0, "", "",
-                        audit::SumMs(report.heads, audit::kExactSearchUs) / report.shape.layers);
+                        Mean(report.heads, kExactMass), Mean(report.heads, kExactOutputError), 0.0,
+                        "", "", SumMs(report.heads, kExactSearchUs) / report.shape.layers);
 }
 
 void AppendTerm(const AuditReport& report, std::string& out) {
@@ -219,12 +206,12 @@ void AppendWanted(const AuditReport& report, std::string& out) {
   for (const HeadAudit& head : report.heads) {
     if (head.kv_head.value() == 0) absl::StrAppendFormat(&out, "\n%5d", head.layer.value());
     const std::string cell = !head.least.has_value() ? "-"
-                             : audit::HasEffort(head.params.kind)
+                             : HasEffort(head.params.kind)
                                  ? absl::StrCat(head.least->effort, head.least->scanned ? "+" : "")
                                  : "flat";
     absl::StrAppendFormat(&out, " %7s", cell);
   }
-  const std::vector<const HeadAudit*> below = audit::HeadsBelow(report);
+  const std::vector<const HeadAudit*> below = HeadsBelow(report);
   if (below.empty()) {
     absl::StrAppendFormat(&out, "\n\nall %d heads reach recall %g\n", report.heads.size(),
                           *report.config.want_recall);
@@ -243,10 +230,10 @@ void AppendWanted(const AuditReport& report, std::string& out) {
 }  // namespace
 
 json AuditJson(const AuditReport& report) {
-  const audit::AuditConfig& config = report.config;
+  const AuditConfig& config = report.config;
   json layers = json::array(), heads = json::array();
   for (int32_t layer = 0; layer < report.shape.layers; ++layer) {
-    json summary = SummaryJson(report, audit::HeadsOfLayer(report, layer));
+    json summary = SummaryJson(report, HeadsOfLayer(report, layer));
     summary["layer"] = layer;
     layers.push_back(std::move(summary));
   }
@@ -258,7 +245,7 @@ json AuditJson(const AuditReport& report) {
               {"kv_heads", report.shape.kv_heads},
               {"head_dim", report.shape.head_dim},
               {"index", report.index_kind},
-              {"index_bytes_per_key", audit::IndexBytesPerKey(report)},
+              {"index_bytes_per_key", IndexBytesPerKey(report)},
               {"top_k", config.top_k},
               {"sink", config.sink},
               {"local", config.local},
@@ -276,7 +263,7 @@ json AuditJson(const AuditReport& report) {
               {"program_version", kVersion}};
   if (config.want_recall.has_value()) {
     json below = json::array();
-    for (const HeadAudit* head : audit::HeadsBelow(report)) {
+    for (const HeadAudit* head : HeadsBelow(report)) {
       below.push_back({{"layer", head->layer.value()},
                        {"kv_head", head->kv_head.value()},
                        {"recall", head->judged.recall}});
@@ -292,8 +279,8 @@ std::string AuditTables(const AuditReport& report) {
       "%s: %d tokens, %d layers, %d KV heads of %d q heads, head_dim %d\nindex %s; %.1f bytes per "
       "key\n",
       report.context, report.tokens, report.shape.layers, report.shape.kv_heads,
-      report.shape.group(), report.shape.head_dim, audit::DescribeIndexes(report),
-      audit::IndexBytesPerKey(report));
+      report.shape.group(), report.shape.head_dim, DescribeIndexes(report),
+      IndexBytesPerKey(report));
   AppendQueries(report, out);
   absl::StrAppendFormat(&out, "\n%5s %-20s %-20s %6s %-20s %6s %6s %17s %8s %8s\n", "",
                         "recall  worst  head", "mass    worst  head", "exact",
@@ -303,16 +290,15 @@ std::string AuditTables(const AuditReport& report) {
                         "mass", "", "error", "exact", "keys", "us", "us");
   for (int32_t layer = 0; layer < report.shape.layers; ++layer) {
     absl::StrAppendFormat(&out, "%5d%s", layer,
-                          QualityColumns(report, audit::HeadsOfLayer(report, layer)));
+                          QualityColumns(report, HeadsOfLayer(report, layer)));
   }
   absl::StrAppend(&out, "  all", QualityColumns(report, report.heads));
   absl::StrAppendFormat(&out, "\nper token, one thread: %.2f ms, exact search %.2f ms\n",
-                        audit::SumMs(report.heads, audit::kSearchUs),
-                        audit::SumMs(report.heads, audit::kExactSearchUs));
+                        SumMs(report.heads, kSearchUs), SumMs(report.heads, kExactSearchUs));
   AppendTerm(report, out);
   AppendCurve(report, out);
   AppendWanted(report, out);
   return out;
 }
 
-}  // namespace carrel::tools
+}  // namespace carrel::audit

@@ -17,7 +17,7 @@
 #include "absl/types/span.h"
 #include "nlohmann/json_fwd.hpp"
 
-namespace carrel::tools {
+namespace carrel::eval {
 
 // Whether `piece`, which is not empty, stands in the text.
 bool HasPiece(absl::string_view text, absl::string_view piece);
@@ -35,4 +35,4 @@ RecordSet RecordsOf(const nlohmann::json& json);
 
 double RecordOverlap(const RecordSet& found, const RecordSet& right);
 
-}  // namespace carrel::tools
+}  // namespace carrel::eval

@@ -7,9 +7,9 @@
 
 #include "audit/audit.h"
 
-namespace carrel::tools {
+namespace carrel::audit {
 
-nlohmann::json AuditJson(const audit::AuditReport& report);
-std::string AuditTables(const audit::AuditReport& report);
+nlohmann::json AuditJson(const AuditReport& report);
+std::string AuditTables(const AuditReport& report);
 
-}  // namespace carrel::tools
+}  // namespace carrel::audit

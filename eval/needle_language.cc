@@ -1,4 +1,4 @@
-#include "tools/carrel/needle_language.h"
+#include "eval/needle_language.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "synth/random.h"
 
-namespace carrel::tools {
+namespace carrel::eval {
 namespace {
 
 // In order of frequency.
@@ -176,4 +176,4 @@ std::string NeedleLanguage::Number() {
   return taken_.insert(number).second ? number : Number();
 }
 
-}  // namespace carrel::tools
+}  // namespace carrel::eval

@@ -1,4 +1,4 @@
-#include "tools/carrel/questions.h"
+#include "eval/questions.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -11,7 +11,7 @@
 #include "common/json.h"
 #include "common/status.h"
 
-namespace carrel::tools {
+namespace carrel::eval {
 
 namespace {
 
@@ -101,4 +101,4 @@ absl::StatusOr<std::vector<Question>> ReadQuestions(const std::string& path) {
   return questions;
 }
 
-}  // namespace carrel::tools
+}  // namespace carrel::eval

@@ -13,7 +13,7 @@
 #include "library/document_text.h"
 #include "library/sources.h"
 
-namespace carrel::tools {
+namespace carrel::eval {
 
 // Of each part of the answer, the passages (DocumentText::passages) of its fact; a part that the document
 // does not hold has none, and is left out.
@@ -32,4 +32,4 @@ struct SourceTally {
            absl::string_view answer, absl::Span<const library::Source> sources, int64_t most);
 };
 
-}  // namespace carrel::tools
+}  // namespace carrel::eval

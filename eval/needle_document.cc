@@ -1,4 +1,4 @@
-#include "tools/carrel/needle_document.h"
+#include "eval/needle_document.h"
 
 #include <algorithm>
 #include <set>
@@ -6,9 +6,9 @@
 
 #include "absl/strings/str_join.h"
 #include "common/status.h"
-#include "tools/carrel/needle_language.h"
+#include "eval/needle_language.h"
 
-namespace carrel::tools {
+namespace carrel::eval {
 namespace {
 
 constexpr std::pair<absl::string_view, NeedleKind> kKinds[] = {
@@ -231,4 +231,4 @@ absl::StatusOr<NeedleDocument> MakeNeedleDocument(const NeedleConfig& config,
   return document;
 }
 
-}  // namespace carrel::tools
+}  // namespace carrel::eval

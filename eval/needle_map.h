@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-namespace carrel::tools {
+namespace carrel::eval {
 
 struct Question;
 
@@ -32,4 +32,4 @@ class NeedleMap {
   std::map<std::string, OfKind> cells_;
 };
 
-}  // namespace carrel::tools
+}  // namespace carrel::eval

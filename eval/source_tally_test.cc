@@ -1,9 +1,9 @@
-#include "tools/carrel/source_tally.h"
+#include "eval/source_tally.h"
 
 #include "common/test_util.h"
 #include "model/tokenizer/tokenizer_test_util.h"
 
-namespace carrel::tools {
+namespace carrel::eval {
 namespace {
 
 using library::DocumentText;
@@ -51,4 +51,4 @@ TEST(SourceTallyTest, CountsAnswersWithAFactAmongTheirSources) {
 }
 
 }  // namespace
-}  // namespace carrel::tools
+}  // namespace carrel::eval

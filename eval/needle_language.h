@@ -14,7 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
-namespace carrel::tools {
+namespace carrel::eval {
 
 class NeedleLanguage {
  public:
@@ -39,4 +39,4 @@ class NeedleLanguage {
   std::set<std::string> taken_;
 };
 
-}  // namespace carrel::tools
+}  // namespace carrel::eval

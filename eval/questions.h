@@ -13,9 +13,9 @@
 
 #include "absl/status/statusor.h"
 #include "common/ids.h"
-#include "tools/carrel/answer_score.h"
+#include "eval/answer_score.h"
 
-namespace carrel::tools {
+namespace carrel::eval {
 
 // Of a question that carrel needle wrote.
 struct NeedlePlace {
@@ -40,4 +40,4 @@ struct Question {
 
 absl::StatusOr<std::vector<Question>> ReadQuestions(const std::string& path);
 
-}  // namespace carrel::tools
+}  // namespace carrel::eval

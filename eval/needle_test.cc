@@ -3,11 +3,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
 #include "common/test_util.h"
-#include "tools/carrel/needle_document.h"
-#include "tools/carrel/needle_map.h"
-#include "tools/carrel/questions.h"
+#include "eval/needle_document.h"
+#include "eval/needle_map.h"
+#include "eval/questions.h"
 
-namespace carrel::tools {
+namespace carrel::eval {
 namespace {
 
 // Words stand for tokens.
@@ -107,4 +107,4 @@ TEST(NeedleMapTest, CountsByKindDepthAndLength) {
 }
 
 }  // namespace
-}  // namespace carrel::tools
+}  // namespace carrel::eval

@@ -1,4 +1,4 @@
-#include "tools/carrel/needle_map.h"
+#include "eval/needle_map.h"
 
 #include <nlohmann/json.hpp>
 #include <set>
@@ -6,9 +6,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "audit/html_figures.h"
-#include "tools/carrel/questions.h"
+#include "eval/questions.h"
 
-namespace carrel::tools {
+namespace carrel::eval {
 
 void NeedleMap::Add(const Question& question, bool right) {
   if (!question.needle.has_value()) return;
@@ -79,4 +79,4 @@ std::string NeedleMap::Html() const {
   return out;
 }
 
-}  // namespace carrel::tools
+}  // namespace carrel::eval

@@ -1,4 +1,4 @@
-#include "tools/carrel/answer_score.h"
+#include "eval/answer_score.h"
 
 #include <algorithm>
 #include <cmath>
@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/json.h"
 
-namespace carrel::tools {
+namespace carrel::eval {
 namespace {
 
 bool IsOfWord(char c) { return absl::ascii_isalnum(static_cast<unsigned char>(c)); }
@@ -110,4 +110,4 @@ double RecordOverlap(const RecordSet& found, const RecordSet& right) {
   return any == 0 ? 1 : static_cast<double>(both) / any;
 }
 
-}  // namespace carrel::tools
+}  // namespace carrel::eval

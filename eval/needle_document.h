@@ -20,7 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-namespace carrel::tools {
+namespace carrel::eval {
 
 enum class NeedleKind : uint8_t { kSingle = 0, kMultiValue = 1, kTwoHop = 2 };
 
@@ -57,4 +57,4 @@ using TokenCounter = std::function<absl::StatusOr<int64_t>(absl::string_view)>;
 absl::StatusOr<NeedleDocument> MakeNeedleDocument(const NeedleConfig& config,
                                                   const TokenCounter& count);
 
-}  // namespace carrel::tools
+}  // namespace carrel::eval

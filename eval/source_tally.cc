@@ -1,4 +1,4 @@
-#include "tools/carrel/source_tally.h"
+#include "eval/source_tally.h"
 
 #include <algorithm>
 
@@ -6,7 +6,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_split.h"
 
-namespace carrel::tools {
+namespace carrel::eval {
 namespace {
 
 bool IsWord(char c) {
@@ -83,4 +83,4 @@ void SourceTally::Add(const library::DocumentText& document, const std::string& 
   if (held == 0) missed.push_back(question);
 }
 
-}  // namespace carrel::tools
+}  // namespace carrel::eval

@@ -13,11 +13,11 @@
 #include "common/progress.h"
 #include "common/status.h"
 #include "decoder/decoder.h"
+#include "eval/questions.h"
 #include "kvstore/storage/store.h"
 #include "library/store_access.h"
 #include "model/checkpoint.h"
 #include "prefill/prefill.h"
-#include "tools/carrel/questions.h"
 
 namespace carrel {
 namespace {
@@ -56,7 +56,7 @@ struct Case {
 };
 
 absl::Status Measure(const Case& c, const model::Checkpoint& checkpoint,
-                     const std::vector<tools::Question>& questions, ThreadPool* pool) {
+                     const std::vector<eval::Question>& questions, ThreadPool* pool) {
   constexpr const char* kWants[] = {"ids", "rows", "values", "attend"};
   constexpr const char* kPrefetches[] = {"off", "speculative", "verified"};
   library::StoreAddress flags;
@@ -75,7 +75,7 @@ absl::Status Measure(const Case& c, const model::Checkpoint& checkpoint,
                              std::string(kvstore::IndexKindName(c.index)), config, pool));
   int64_t equal = 0, tokens = 0;
   double seconds = 0;
-  for (const tools::Question& question : questions) {
+  for (const eval::Question& question : questions) {
     ASSIGN_OR_RETURN(const std::vector<TokenId> prompt, checkpoint.EncodePrompt(question.prompt));
     ASSIGN_OR_RETURN(const decoder::GenerateResult result,
                      decoder->Generate(prompt, decoder::GenerateOptions()));
@@ -107,8 +107,8 @@ absl::Status Measure(const Case& c, const model::Checkpoint& checkpoint,
 absl::Status Run(size_t count) {
   ThreadPool pool(1);
   ASSIGN_OR_RETURN(const model::Checkpoint checkpoint, model::LoadCheckpoint(kModel, &pool));
-  ASSIGN_OR_RETURN(std::vector<tools::Question> questions,
-                   tools::ReadQuestions(std::string(kModel) + "/docs/registry-8k.questions.jsonl"));
+  ASSIGN_OR_RETURN(std::vector<eval::Question> questions,
+                   eval::ReadQuestions(std::string(kModel) + "/docs/registry-8k.questions.jsonl"));
   if (questions.size() > count) questions.resize(count);
   for (const auto index : {kvstore::IndexKind::kFlat, kvstore::IndexKind::kHnsw}) {
     RETURN_IF_ERROR(PrefillIfAbsent(checkpoint, index, &pool));

@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "common/status.h"
+#include "decoder/lab_options.h"
 
 namespace carrel::decoder {
 namespace {
@@ -31,54 +32,7 @@ absl::Status ValidateHeldZone(const RetrievalConfig& config) {
     return absl::InvalidArgumentError(absl::StrCat("zone=host and zone=device ", why));
   };
   if (BoundedByScore(config)) return refused("select by fidelity or top-k only");
-  if (config.want != Want::kAttend)
-    return refused("send no queries: nothing travels, so want must be attend");
   if (config.effort != 0) return refused("search no index, so effort must be 0");
-  return absl::OkStatus();
-}
-
-// A choice per q head.
-absl::Status ValidateMask(const RetrievalConfig& config) {
-  const SelectorConfig* const selector = SelectorOf(config);
-  if (selector == nullptr || selector->mask == SelectorMask::kKvHead) return absl::OkStatus();
-  if (config.estimate == Estimate::kOn) {
-    return absl::InvalidArgumentError(
-        "estimate=on with mask=q-head: the term is of rows that the q heads of a KV head did not "
-        "choose together");
-  }
-  if (std::holds_alternative<FidelityOptions>(config.selection)) {
-    return absl::InvalidArgumentError(
-        "mask=q-head needs --top-k: a fidelity is planned in rows per KV head");
-  }
-  if (config.rope != Rope::kTrained) {
-    return absl::InvalidArgumentError(
-        "mask=q-head with rope=infinitehip: the q heads of a KV head share positions, and so rows");
-  }
-  return absl::OkStatus();
-}
-
-// Positions given here need keys before RoPE in this host's memory.
-absl::Status ValidateRope(const RetrievalConfig& config) {
-  if (config.rope == Rope::kTrained) return absl::OkStatus();
-  const SelectorConfig* const selector = SelectorOf(config);
-  if (selector == nullptr) {
-    return absl::InvalidArgumentError(
-        "rope=infinitehip needs zone=host: a store searches keys after RoPE, and these are stored "
-        "before it");
-  }
-  if (config.estimate == Estimate::kOn) {
-    return absl::InvalidArgumentError(
-        "estimate=on with rope=infinitehip: summaries are of keys where the document has them");
-  }
-  if (SelectorIsAfterRope(*selector)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "rope=infinitehip with method=", SelectorKindName(selector->kind),
-        ": codes and labels are made of keys after RoPE; use exact, hip or infinitehip"));
-  }
-  if (config.beyond_trained) {
-    return absl::InvalidArgumentError(
-        "beyond_trained is for rope=trained: with infinitehip no position is beyond it");
-  }
   return absl::OkStatus();
 }
 
@@ -90,10 +44,6 @@ absl::Status ValidateGpuHostZone(const HostZoneOptions& zone, const RetrievalCon
     return absl::InvalidArgumentError(
         "zone=host with device=cuda: only method=hash chooses two layers' rows at once; prefetch "
         "must be off");
-  if (config.prefetch == Prefetch::kVerified)
-    return absl::InvalidArgumentError(
-        "zone=host with device=cuda: the true query always completes what was fetched ahead; "
-        "prefetch must be off or speculative");
   if (bank.bytes < 0)
     return absl::InvalidArgumentError(absl::StrCat("bank_bytes=", bank.bytes, " is negative"));
   if (config.prefetch == Prefetch::kSpeculative && bank.bytes == 0)
@@ -129,27 +79,6 @@ absl::Status ValidateGpuPlainZone(const PlainZoneOptions& options) {
       absl::StrCat("zone=", zone.name, " has no CUDA form: it needs device=cpu"));
 }
 
-// Positions of their own on a GPU.
-absl::Status ValidateCudaRope(const DeviceConfig& device, const RetrievalConfig& config) {
-  if (device.device == model::Device::kCpu) return absl::OkStatus();
-  const SelectorConfig* const selector = SelectorOf(config);
-  if (selector != nullptr && selector->kind != SelectorKind::kInfiniteHip) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "rope=infinitehip with device=cuda: method=", SelectorKindName(selector->kind),
-        " has no CUDA form; infinitehip has, and with stages=1:1x:1 takes the best rows"));
-  }
-  if (const auto* host = std::get_if<HostZoneOptions>(&config.zone);
-      host != nullptr && host->bank.bytes != 0) {
-    return absl::InvalidArgumentError(
-        "rope=infinitehip with device=cuda reads rows where they lie: bank_bytes must be 0");
-  }
-  if (config.measure) {
-    return absl::InvalidArgumentError(
-        "rope=infinitehip with device=cuda does not measure; device=cpu does");
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::Status ValidateDeviceConfig(const DeviceConfig& device, const RetrievalConfig& config) {
@@ -160,7 +89,7 @@ absl::Status ValidateDeviceConfig(const DeviceConfig& device, const RetrievalCon
       config.prefetch != Prefetch::kOff)
     return absl::InvalidArgumentError(
         "zone=host on the CPU and zone=device have nothing to prefetch; prefetch must be off");
-  if (config.rope != Rope::kTrained) RETURN_IF_ERROR(ValidateCudaRope(device, config));
+  RETURN_IF_ERROR(ValidateLabDevice(device, config));
   if (config.prompt_rows == PromptRows::kAll &&
       (config.rope != Rope::kTrained || SelectorOf(config) == nullptr ||
        (host != nullptr && cuda))) {
@@ -180,8 +109,6 @@ absl::Status ValidateDeviceConfig(const DeviceConfig& device, const RetrievalCon
   if (host != nullptr) return ValidateNoBanks(host->bank);
   if (const auto* const plain = std::get_if<PlainZoneOptions>(&config.zone))
     return cuda ? ValidateGpuPlainZone(*plain) : absl::OkStatus();
-  if (config.row_cache_bytes != 0)
-    return absl::InvalidArgumentError("zone=device: no rows travel, so row_cache must be 0");
   if (!cuda) return absl::InvalidArgumentError("zone=device needs device=cuda");
   if (config.measure)
     return absl::InvalidArgumentError("zone=device does not measure; zone=host and the store do");
@@ -250,34 +177,12 @@ absl::Status ValidateRetrievalConfig(const RetrievalConfig& config, int32_t laye
     return absl::InvalidArgumentError(
         "prefetch asks ahead for a multiple of top_k: range and mass need prefetch=off");
   }
-  const bool fidelity = std::holds_alternative<FidelityOptions>(config.selection);
-  if ((fidelity || BoundedByScore(config)) && config.budget != Budget::kUniform) {
-    return absl::InvalidArgumentError(
-        "budget=linear and measured share out a top_k: fidelity, range and mass need "
-        "budget=uniform");
-  }
-  if (config.estimate == Estimate::kOn && config.want != Want::kAttend) {
-    return absl::InvalidArgumentError(
-        "estimate is part of partial attention: it needs want=attend");
-  }
-  if (config.row_cache_bytes < 0) {
-    return OutOfRange("row_cache", static_cast<double>(config.row_cache_bytes), "[0, infinity)");
-  }
-  if (config.row_cache_bytes > 0 && config.want != Want::kRows) {
-    return absl::InvalidArgumentError(
-        "row_cache keeps rows that the store sent: it needs want=rows");
-  }
   if (SelectorOf(config) != nullptr) RETURN_IF_ERROR(ValidateHeldZone(config));
-  RETURN_IF_ERROR(ValidateRope(config));
-  RETURN_IF_ERROR(ValidateMask(config));
+  RETURN_IF_ERROR(ValidateLabOptions(config));
   if (config.effort < 0 || config.effort > 65536)
     return OutOfRange("effort", config.effort, "[0, 65536]");
   return absl::OkStatus();
 }
-
-// A row carries more of the mass where attention is peaked: rows are taken from the layers of high
-// entropy. Of the exponents tried (docs/methods.md) this one raised the mass at every total.
-constexpr double kEntropyScale = 4;
 
 std::vector<select::Selection> LayerSelections(const RetrievalConfig& config, int32_t layers,
                                                int64_t zone_rows) {
@@ -290,20 +195,11 @@ std::vector<select::Selection> LayerSelections(const RetrievalConfig& config, in
     return selections;
   }
   const int32_t sparse = layers - config.dense_layers;
-  const auto weight = [&config](int32_t layer) {
-    return std::exp(-config.layer_entropy_nats[static_cast<size_t>(layer)] / kEntropyScale);
-  };
-  double weights = 0;
-  for (int32_t i = 0; config.budget == Budget::kMeasured && i < sparse; ++i) {
-    weights += weight(config.dense_layers + i);
-  }
+  std::vector<double> shares(static_cast<size_t>(sparse), 1.0);
+  if (config.budget != Budget::kUniform) shares = LabLayerShares(config, sparse);
   for (int32_t i = 0; i < sparse; ++i) {
-    double share = 1;
-    if (config.budget == Budget::kLinear && sparse > 1)
-      share = 0.5 + static_cast<double>(i) / (sparse - 1);
-    if (config.budget == Budget::kMeasured)
-      share = weight(config.dense_layers + i) / weights * sparse;
-    const int64_t rows = std::max<int64_t>(1, std::llround(share * static_cast<double>(top_k)));
+    const int64_t rows = std::max<int64_t>(
+        1, std::llround(shares[static_cast<size_t>(i)] * static_cast<double>(top_k)));
     if (rows < zone_rows) first_sparse[i] = select::TopK{rows};
   }
   return selections;

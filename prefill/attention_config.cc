@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/numbers.h"
+#include "common/lab.h"
 #include "common/named_settings.h"
 #include "common/status.h"
 #include "model/fingerprint.h"
@@ -68,6 +69,8 @@ absl::string_view KeyPositionName(KeyPosition position) {
 
 absl::Status ValidateAttention(const AttentionConfig& config, const model::ModelConfig& model) {
   const bool moved = config.rope == model::Rope::kInfiniteHip;
+  if (config.kind != AttentionKind::kDense)
+    RETURN_IF_ERROR(CheckLab(absl::StrCat("attention=", AttentionText(config))));
   if (moved && config.key_position != KeyPosition::kNone) {
     return absl::InvalidArgumentError(
         "rope=infinitehip needs key_position=none: its keys have no position of their own to be "

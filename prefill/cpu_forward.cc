@@ -24,9 +24,8 @@ std::unique_ptr<LayerAttention> MakeAttention(const model::ModelConfig& model, i
                                             std::move(undo_rope), pool, model.Windows(), probe);
   }
   CARREL_CHECK(probe == 0);
-  return std::make_unique<SparseAttention>(config, model.shape, tokens, std::move(sample_positions),
-                                           std::move(undo_rope), inv_freq,
-                                           model.max_position_embeddings, pool);
+  return MakeSparseAttention(config, model.shape, tokens, std::move(sample_positions),
+                             std::move(undo_rope), inv_freq, model.max_position_embeddings, pool);
 }
 
 class CpuForward final : public LayerForward {

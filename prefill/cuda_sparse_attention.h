@@ -14,9 +14,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "common/cuda/arena.h"
 #include "common/cuda/stream.h"
-#include "kernels/block_layout.h"
 #include "kernels/kv_view.h"
 #include "model/config.h"
 #include "prefill/attention_config.h"
@@ -25,6 +23,8 @@ namespace carrel::prefill {
 
 class CudaSparseAttention {
  public:
+  virtual ~CudaSparseAttention() = default;
+
   static absl::Status Check(const AttentionConfig& config, const AttentionShape& shape);
   // tokens: of the document; chunk: at most that attend at once, a multiple of block_q or tokens.
   static int64_t Bytes(const AttentionConfig& config, const model::ModelConfig& model,
@@ -34,27 +34,9 @@ class CudaSparseAttention {
       int64_t chunk);
 
   // Tokens [first, first + n): q, out [n, q_heads, head_dim]; kv: the rows of all tokens.
-  absl::Status Attend(Layer layer, const kernels::Bf16* q, const kernels::KvView& kv,
-                      Position first, int64_t n, kernels::Bf16* out, const cuda::Stream& stream);
-
- private:
-  // Lays its memory out.
-  CudaSparseAttention(const AttentionConfig& config, const model::ModelConfig& model,
-                      int64_t tokens, int64_t chunk, cuda::DeviceArena& arena);
-  absl::Status Choose(Layer layer, const kernels::Bf16* q, const kernels::KvView& kv,
-                      const kernels::BlockLayout& layout, const cuda::Stream& stream,
-                      kernels::ChosenRows* chosen);
-  kernels::TurnTable Table() const { return {angles_, positions_}; }
-
-  const AttentionConfig config_;
-  const AttentionShape shape_;
-  const int64_t positions_;  // of the table; 0: keys stand where they are
-  const int64_t stretches_;  // that a unit may have
-  cuda::DeviceArena arena_;
-  float* angles_ = nullptr;
-  kernels::Bf16 *right_ = nullptr, *left_ = nullptr;
-  uint32_t* scores_ = nullptr;
-  kernels::ChosenRows lists_[2];
+  virtual absl::Status Attend(Layer layer, const kernels::Bf16* q, const kernels::KvView& kv,
+                              Position first, int64_t n, kernels::Bf16* out,
+                              const cuda::Stream& stream) = 0;
 };
 
 }  // namespace carrel::prefill

@@ -12,6 +12,7 @@
 #include "common/progress.h"
 #include "common/resource_status.h"
 #include "common/status.h"
+#include "kvstore/index/auto_index.h"
 #include "kvstore/index/index_spec.h"
 #include "kvstore/index/index_type.h"
 #include "kvstore/index/summaries/summaries.h"
@@ -47,7 +48,7 @@ absl::Status CheckNameIsFree(const kvstore::Store& store, const std::string& sto
 
 int64_t StoredBytes(const v1::Manifest& job, int32_t layers) {
   kvstore::IndexParams index;
-  index.kind = kvstore::IndexKind::kGraph;  // the largest that auto may choose
+  index.kind = kvstore::LargestAutomaticKind(job.head_dim());
   if (const auto planned = kvstore::IndexParamsOf(job.index()); planned.ok()) index = *planned;
   const int64_t d = job.head_dim(), heads = job.kv_heads();
   int64_t row = 2 * 2 * d + kvstore::IndexBytesPerKey(index, d);

@@ -96,7 +96,7 @@ absl::Status Validate(const PrefillConfig& config, const model::Checkpoint& chec
                       const std::vector<TokenId>& tokens) {
   const model::ModelConfig& model = checkpoint.config;
   RETURN_IF_ERROR(kvstore::ValidateContextName(config.name));
-  RETURN_IF_ERROR(kvstore::ValidateIndexParams(config.index));
+  RETURN_IF_ERROR(kvstore::CheckIndexBuild(config.index));
   if (config.auto_index.has_value())
     RETURN_IF_ERROR(kvstore::ValidateAutoIndexConfig(*config.auto_index));
   RETURN_IF_ERROR(ValidateSegmentTokens(config.segment_tokens));

@@ -19,33 +19,20 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
-#include "kernels/layer/rope/rope_table.h"
 #include "prefill/attention_config.h"
 #include "prefill/layer_attention.h"
 
 namespace carrel::prefill {
 
-class SparseAttention final : public LayerAttention {
- public:
-  // With rope infinitehip q and k come before RoPE. trained_tokens: the model's
-  // max_position_embeddings.
-  SparseAttention(const AttentionConfig& config, const AttentionShape& shape, int64_t tokens,
-                  std::vector<Position> sample_positions, std::vector<float> undo_rope,
-                  const std::vector<float>& inv_freq, int64_t trained_tokens, ThreadPool* pool);
-
- private:
-  struct Block;
-
-  void AttendBlock(const model::AttentionInput& input, float* attended) override;
-  void AttendUnit(const model::AttentionInput& input, const Block& block, float* attended) const;
-  std::vector<RowRange> Choose(const model::AttentionInput& input, const Block& block,
-                               RowRange candidates) const;
-
-  const AttentionConfig config_;
-  const bool moved_;  // rope infinitehip
-  const kernels::RopeTable rope_;
-};
+// With rope infinitehip q and k come before RoPE. trained_tokens: the model's max_position_embeddings.
+std::unique_ptr<LayerAttention> MakeSparseAttention(const AttentionConfig& config,
+                                                    const AttentionShape& shape, int64_t tokens,
+                                                    std::vector<Position> sample_positions,
+                                                    std::vector<float> undo_rope,
+                                                    const std::vector<float>& inv_freq,
+                                                    int64_t trained_tokens, ThreadPool* pool);
 
 }  // namespace carrel::prefill

@@ -288,7 +288,7 @@ absl::StatusOr<SynthReport> RunSynth(const SynthConfig& config,
                                      const kvstore::StoredContext& source, kvstore::Store& store,
                                      ThreadPool* pool, Progress& progress) {
   RETURN_IF_ERROR(kvstore::ValidateContextName(config.name));
-  RETURN_IF_ERROR(kvstore::ValidateIndexParams(config.index));
+  RETURN_IF_ERROR(kvstore::CheckIndexBuild(config.index));
   if (config.auto_index.has_value()) {
     RETURN_IF_ERROR(kvstore::ValidateAutoIndexConfig(*config.auto_index));
   }

@@ -8,13 +8,13 @@
 #include "common/test_folders.h"
 #include "common/test_util.h"
 #include "decoder/client/store_client_grpc.h"
+#include "eval/questions.h"
 #include "kvstore/storage/store.h"
 #include "library/mapped_rows.h"
 #include "library/store_access.h"
 #include "prefill/prefill.h"
 #include "tests/demo_gguf.h"
 #include "tests/tensor_file.h"
-#include "tools/carrel/questions.h"
 
 namespace carrel::testing_world {
 namespace {
@@ -91,9 +91,9 @@ absl::StatusOr<std::vector<Question>> Questions(const std::string& document) {
   std::string path = absl::StrCat(DemoFolder(), "/docs/", document, ".questions.jsonl");
   if (!fs::exists(path))
     path = absl::StrCat(SharedFolder(), "/demo/docs/", document, ".questions.jsonl");
-  ASSIGN_OR_RETURN(const std::vector<tools::Question> texts, tools::ReadQuestions(path));
+  ASSIGN_OR_RETURN(const std::vector<eval::Question> texts, eval::ReadQuestions(path));
   std::vector<Question> questions;
-  for (const tools::Question& text : texts) {
+  for (const eval::Question& text : texts) {
     Question question;
     ASSIGN_OR_RETURN(question.prompt, DemoCheckpoint().EncodePrompt(text.prompt));
     question.dense_ids = text.dense_ids;

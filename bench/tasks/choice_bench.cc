@@ -25,6 +25,7 @@
 #include "decoder/fidelity.h"
 #include "decoder/select/key_scores.h"
 #include "decoder/select/row_selector.h"
+#include "eval/questions.h"
 #include "kernels/score/dot_score/dot_score.h"
 #include "kernels/score/group_score/group_score.h"
 #include "kvstore/storage/store.h"
@@ -32,7 +33,6 @@
 #include "library/mapped_rows.h"
 #include "library/open_decoder.h"
 #include "model/tokenizer/seam.h"
-#include "tools/carrel/questions.h"
 
 namespace carrel {
 namespace {
@@ -341,8 +341,7 @@ absl::StatusOr<std::vector<Candidate>> MakeCandidates(absl::Span<char* const> ar
 
 absl::Status Run(absl::Span<char* const> arguments) {
   const std::string folder = arguments[1], context = arguments[2];
-  ASSIGN_OR_RETURN(const std::vector<tools::Question> questions,
-                   tools::ReadQuestions(arguments[3]));
+  ASSIGN_OR_RETURN(const std::vector<eval::Question> questions, eval::ReadQuestions(arguments[3]));
   ASSIGN_OR_RETURN(const std::shared_ptr<library::LoadedModel> model,
                    library::LoadedModel::Load(arguments[0], "", 0));
   library::StoreAddress address;
@@ -373,7 +372,7 @@ absl::Status Run(absl::Span<char* const> arguments) {
   library::DocumentEndsCache cache;
   ASSIGN_OR_RETURN(const library::DocumentEnds ends,
                    cache.Of(context, open->decoder().content_id(), *store));
-  for (const tools::Question& question : questions) {
+  for (const eval::Question& question : questions) {
     ASSIGN_OR_RETURN(const model::Seam prompt,
                      model::JoinTokens(*model->checkpoint().tokenizer, ends.last,
                                        open->decoder().most_given_up(), question.prompt));

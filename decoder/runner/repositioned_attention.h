@@ -17,24 +17,16 @@
 #pragma once
 
 #include <memory>
-#include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/thread_pool.h"
-#include "decoder/config.h"
-#include "decoder/select/host_rows.h"
-#include "decoder/select/row_selector.h"
 #include "decoder/statistics.h"
-#include "decoder/window/partial.h"
-#include "decoder/window/window.h"
 #include "decoder/zone/opened_context.h"
-#include "kernels/layer/rope/rope_table.h"
 #include "model/config.h"
 #include "model/transformer.h"
 
 namespace carrel::decoder {
 
-class RepositionedAttention final : public model::Attention {
+class RepositionedAttention : public model::Attention {
  public:
   // config.zone is HostZoneOptions, config.rope is kInfiniteHip; rows are given and hold the whole context,
   // keys before RoPE.
@@ -42,36 +34,11 @@ class RepositionedAttention final : public model::Attention {
       const OpenedContext& context, const model::ModelConfig& model);
 
   // input's q and k are before RoPE.
-  absl::Status Attend(const model::AttentionInput& input, float* attended) override;
-  void set_reading_prompt(bool reading) { reading_prompt_ = reading; }
+  absl::Status Attend(const model::AttentionInput& input, float* attended) override = 0;
+  virtual void set_reading_prompt(bool reading) = 0;
   // Forgets everything since the context, and the last `give_up` rows of that.
-  void StartSequence(int64_t give_up);
-  Statistics statistics() const;
-
- private:
-  RepositionedAttention(const OpenedContext& context, const model::ModelConfig& model);
-
-  // One KV head of one token of the block; chosen: rows of the zone, null for all of it.
-  void AttendToken(const model::AttentionInput& input, KvHead head, int64_t token,
-                   const std::vector<Position>* chosen, Partial& partial) const;
-  void AttendAll(const model::AttentionInput& input, Partial& partial) const;
-  void AttendChosen(const model::AttentionInput& input, Partial& partial);
-
-  const RetrievalConfig config_;
-  const AttentionShape shape_;
-  const int64_t trained_tokens_;
-  const RowRange zone_;
-  const std::vector<int64_t> budgets_;
-  const kernels::RopeTable rope_;
-  const std::shared_ptr<const HostRows> rows_;
-  std::unique_ptr<RowSelector> selector_;
-  ThreadPool* const pool_;
-  int64_t local_ = 0;           // rows of the context behind the zone, but for those given up
-  Window new_rows_;             // everything since the context; keys before RoPE
-  std::vector<int64_t> steps_;  // [layers]: tokens generated so far
-  std::vector<LayerStatistics> layer_statistics_;
-  bool reading_prompt_ = false;
-  Partial partial_, every_row_;
+  virtual void StartSequence(int64_t give_up) = 0;
+  virtual Statistics statistics() const = 0;
 };
 
 }  // namespace carrel::decoder

@@ -312,7 +312,7 @@ CudaRowSelectorOr LayCudaHash(const SelectorConfig& config, const CudaSelectorIn
   ASSIGN_OR_RETURN(const HashSource source, SourceOfCodes(config.hash, input.host_rows));
   auto selector = std::make_unique<CudaHashSelector>(config.hash, input.shape, source, bits);
   selector->LayKeys(arena);
-  RETURN_IF_ERROR(selector->LayChoice(config.hash.oversample, input.keys, arena));
+  RETURN_IF_ERROR(selector->LayChoice(config.oversample, input.keys, arena));
   return selector;
 }
 

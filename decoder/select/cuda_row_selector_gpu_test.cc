@@ -157,7 +157,7 @@ void CudaRowSelectorGpuTest::RunSequence(const AttentionShape& heads, int64_t to
     graphs.push_back(*std::move(graph));
   }
   const double random_leaves =
-      1 - static_cast<double>(CandidateCount(budget, config.hash.oversample, zone)) /
+      1 - static_cast<double>(CandidateCount(budget, config.oversample, zone)) /
               static_cast<double>(zone.rows());
   const double share = GetParam().differs + GetParam().of_random * random_leaves;
   int64_t chosen = 0, left_out = 0;

@@ -1,5 +1,10 @@
-#include "decoder/select/exact_selector.h"
-
+// What:   the rows with the largest exact group scores: what every other method approximates.
+// Math:   decision 004: max_h (scale * <q[h], k[j]> - lse[h]) with lse over the zone; ties by
+//         smaller id. The same rows as a flat index finds.
+// Source: Exact top-k decoding (docs/methods.md), Algorithm 1, with a scan as its index.
+// Ownership: rows and pool outlive it.
+// Cost:   reads every key of the zone once per token, spread over the pool. A zone that
+//         a session looks through (ScansHere) is scanned in 8 bits instead (kvstore/index/int8_scan.h).
 #include <algorithm>
 #include <cmath>
 
@@ -7,6 +12,7 @@
 #include "common/dtype.h"
 #include "decoder/select/key_scores.h"
 #include "decoder/select/method_type.h"
+#include "decoder/select/row_selector.h"
 #include "kernels/score/dot_score/dot_score.h"
 
 namespace carrel::decoder {
@@ -86,15 +92,6 @@ class ExactSelector final : public RowSelector {
   ThreadPool* const pool_;
 };
 
-}  // namespace
-
-std::unique_ptr<RowSelector> MakeExactSelector(const AttentionShape& shape, RowRange zone,
-                                               const HostRows& rows, ThreadPool* pool) {
-  return std::make_unique<ExactSelector>(shape, zone, rows, pool);
-}
-
-namespace {
-
 class ExactMethodType final : public MethodType {
  public:
   absl::string_view name() const override { return "exact"; }
@@ -104,7 +101,7 @@ class ExactMethodType final : public MethodType {
   absl::Status ValidateCuda(const SelectorConfig&) const override { return absl::OkStatus(); }
   absl::StatusOr<std::unique_ptr<RowSelector>> Make(const SelectorConfig&,
                                                     const SelectorInput& input) const override {
-    return MakeExactSelector(input.shape, input.zone, input.rows, input.pool);
+    return std::make_unique<ExactSelector>(input.shape, input.zone, input.rows, input.pool);
   }
 };
 

@@ -13,6 +13,7 @@
 #include "decoder/select/key_scores.h"
 #include "decoder/select/method_type.h"
 #include "decoder/select/rotations.h"
+#include "decoder/select/row_selector.h"
 #include "kernels/score/code_score/code_score.h"
 #include "kernels/score/dot_score/dot_score.h"
 #include "kernels/score/group_score/group_score.h"
@@ -317,38 +318,38 @@ absl::StatusOr<HashSource> SourceOfCodes(const HashConfig& config, const HostRow
   return HashSource::kStored;
 }
 
-absl::StatusOr<std::unique_ptr<RowSelector>> MakeHashSelector(const HashConfig& config,
-                                                              const AttentionShape& shape,
-                                                              RowRange zone, const HostRows& rows,
-                                                              ThreadPool* pool) {
-  ASSIGN_OR_RETURN(const HashSource source, SourceOfCodes(config, &rows));
-  std::vector<HeadCodes> codes(static_cast<size_t>(shape.layers) * shape.kv_heads);
+namespace {
+
+absl::StatusOr<std::unique_ptr<RowSelector>> MakeSelector(const SelectorConfig& given,
+                                                          const SelectorInput& input) {
+  const HashConfig& config = given.hash;
+  ASSIGN_OR_RETURN(const HashSource source, SourceOfCodes(config, &input.rows));
+  std::vector<HeadCodes> codes(static_cast<size_t>(input.shape.layers) * input.shape.kv_heads);
   absl::Mutex mu;
   absl::Status failed;
-  pool->ParallelFor(static_cast<int64_t>(codes.size()), [&](int64_t i) {
-    const Layer layer(static_cast<int32_t>(i / shape.kv_heads));
-    const KvHead head(static_cast<int32_t>(i % shape.kv_heads));
+  input.pool->ParallelFor(static_cast<int64_t>(codes.size()), [&](int64_t i) {
+    const Layer layer(static_cast<int32_t>(i / input.shape.kv_heads));
+    const KvHead head(static_cast<int32_t>(i % input.shape.kv_heads));
     HeadCodes& to = codes[static_cast<size_t>(i)];
     if (source == HashSource::kRandom) {
-      to = RandomCodes(config, rows.At(layer, head), zone, shape.head_dim);
+      to = RandomCodes(config, input.rows.At(layer, head), input.zone, input.shape.head_dim);
       return;
     }
     const absl::Status status =
-        Annotate(TakeStored(rows.StoredCodes(layer, head), shape.head_dim, rows.tokens(), zone, to),
+        Annotate(TakeStored(input.rows.StoredCodes(layer, head), input.shape.head_dim,
+                            input.rows.tokens(), input.zone, to),
                  absl::StrCat("method=hash: layer ", layer.value(), " kv_head ", head.value()));
     absl::MutexLock lock(&mu);
     failed.Update(status);
   });
   RETURN_IF_ERROR(failed);
   if (config.query == HashQuery::kSigns) {
-    return std::make_unique<HashSelector<SignScores>>(shape, zone, config.oversample, rows,
-                                                      std::move(codes));
+    return std::make_unique<HashSelector<SignScores>>(input.shape, input.zone, given.oversample,
+                                                      input.rows, std::move(codes));
   }
-  return std::make_unique<HashSelector<WeightScores>>(shape, zone, config.oversample, rows,
-                                                      std::move(codes));
+  return std::make_unique<HashSelector<WeightScores>>(input.shape, input.zone, given.oversample,
+                                                      input.rows, std::move(codes));
 }
-
-namespace {
 
 class HashMethodType final : public MethodType {
  public:
@@ -364,7 +365,7 @@ class HashMethodType final : public MethodType {
                                                                  {"signs", HashQuery::kSigns}})},
          {"bits", MethodSettings::Number(hash.bits, 32, 256)},
          {"seed", MethodSettings::Number(hash.seed, 0, std::numeric_limits<int64_t>::max())},
-         {"oversample", MethodSettings::Oversample(hash.oversample)}}));
+         {"oversample", MethodSettings::Oversample(config.oversample)}}));
     if (hash.bits % 32 != 0)
       return settings.Refuse(absl::StrCat("bits=", hash.bits, " is not a multiple of 32"));
     // Random codes alone have bits and a seed.
@@ -382,15 +383,14 @@ class HashMethodType final : public MethodType {
         ":codes=", kSources[static_cast<size_t>(hash.source)],
         hash.source == HashSource::kRandom ? absl::StrCat(",bits=", hash.bits) : "",
         hash.query == HashQuery::kSigns ? ",query=signs" : "", ",oversample=",
-        hash.oversample == kAutoOversample ? "auto" : absl::StrCat(hash.oversample));
+        config.oversample == kAutoOversample ? "auto" : absl::StrCat(config.oversample));
   }
   bool needs_host_rows(const SelectorConfig& config) const override {
     return config.hash.source == HashSource::kStored;
   }
-  bool reads_keys(const SelectorConfig& config) const override {
-    return config.hash.oversample != 1;
-  }
+  bool reads_keys(const SelectorConfig& config) const override { return config.oversample != 1; }
   bool after_rope() const override { return true; }
+  bool second_look() const override { return true; }
   bool forks() const override { return true; }
   absl::Status ValidateCuda(const SelectorConfig& config) const override {
     const HashConfig& hash = config.hash;
@@ -402,7 +402,7 @@ class HashMethodType final : public MethodType {
   }
   absl::StatusOr<std::unique_ptr<RowSelector>> Make(const SelectorConfig& config,
                                                     const SelectorInput& input) const override {
-    return MakeHashSelector(config.hash, input.shape, input.zone, input.rows, input.pool);
+    return MakeSelector(config, input);
   }
 };
 

@@ -18,19 +18,14 @@
 // Cost:   bits / 8 bytes per key of the zone and token; with oversample > 1 the candidates' keys.
 #pragma once
 
-#include <memory>
-
-#include "decoder/select/row_selector.h"
+#include "absl/status/statusor.h"
+#include "decoder/select/host_rows.h"
+#include "decoder/select/selector_config.h"
 
 namespace carrel::decoder {
 
 // What kAuto means for a context; null: its rows are not in this host's memory, codes are random.
 // Never kAuto.
 absl::StatusOr<HashSource> SourceOfCodes(const HashConfig& config, const HostRows* rows);
-
-absl::StatusOr<std::unique_ptr<RowSelector>> MakeHashSelector(const HashConfig& config,
-                                                              const AttentionShape& shape,
-                                                              RowRange zone, const HostRows& rows,
-                                                              ThreadPool* pool);
 
 }  // namespace carrel::decoder

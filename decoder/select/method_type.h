@@ -100,6 +100,8 @@ class MethodType {
   virtual bool reads_keys(const SelectorConfig&) const { return true; }
   // Whether it chooses by keys where the document has them, and not where KeyPlacement puts them.
   virtual bool after_rope() const { return false; }
+  // Whether exact scores choose among the candidates that it finds (SelectorConfig::oversample).
+  virtual bool second_look() const { return false; }
   // Whether it can choose two layers' rows at once (CudaRowSelector::Another).
   virtual bool forks() const { return false; }
   // InvalidArgument a parameter without a form on a GPU.

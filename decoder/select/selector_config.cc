@@ -26,14 +26,15 @@ bool SelectorIsAfterRope(const SelectorConfig& config) {
 bool SelectorForks(const SelectorConfig& config) { return MethodOf(config.kind).forks(); }
 
 int64_t OversampleOf(const SelectorConfig& config, int64_t automatic) {
-  const SelectorConfig resolved = WithOversample(config, automatic);
-  if (config.kind == SelectorKind::kHash) return resolved.hash.oversample;
-  return config.kind == SelectorKind::kChannels ? resolved.channels.oversample : 1;
+  if (!MethodOf(config.kind).second_look()) return 1;
+  return WithOversample(config, automatic).oversample;
 }
 
 SelectorConfig WithOversample(SelectorConfig config, int64_t automatic) {
-  if (config.channels.oversample == kAutoOversample) config.channels.oversample = automatic;
-  if (config.hash.oversample == kAutoOversample && automatic == 1) config.hash.oversample = 1;
+  if (config.oversample == kAutoOversample &&
+      (config.kind != SelectorKind::kHash || automatic == 1)) {
+    config.oversample = automatic;
+  }
   return config;
 }
 

@@ -4,9 +4,9 @@
 // Errors: InvalidArgument an unknown name, key or a value outside its bounds: names it.
 #pragma once
 
+#include <any>
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -24,34 +24,9 @@ enum class SelectorKind : uint8_t {
 // A budget: every row of the zone.
 inline constexpr int64_t kAllRows = -1;
 
-// hip, infinitehip, pages and landmarks: who shares a choice of rows. kKvHead: the q heads of a KV head, by their maximum;
+// Who shares a choice of rows. kKvHead: the q heads of a KV head, by their maximum;
 // kQHead: none, as in the papers; a group then attends to as many times the rows as it has q heads.
 enum class SelectorMask : uint8_t { kKvHead = 0, kQHead = 1 };
-
-struct HipConfig {
-  int64_t block_q = 1;   // prompt tokens that share a mask: 1 .. 1024
-  int64_t block_k = 2;   // keys per block (paper): 1 .. 1024
-  int64_t refresh = 1;   // generated tokens per estimate of the mask (r_m): 1 .. 1024
-  int64_t ensemble = 1;  // masks with randomised branchings that vote; 1: none. 1 .. 64
-  int64_t votes = 1;  // least votes of a block (tau): 1 is their union, `ensemble` the intersection
-  double jitter = 0.5;  // ensemble: how far a representative may lie from the middle of its branch,
-                        // as a share of half the branch; 0 .. 1
-  int64_t widen = 0;  // tokens kept around a selected block, within the budget; 0: the block alone
-  uint64_t seed = 0;  // ensemble
-};
-
-struct InfiniteHipStage {
-  int64_t chunk = 0;      // tokens (l_c)
-  int64_t survivors = 0;  // tokens that go on (k)
-  int64_t multiple = 0;   // if > 0: survivors = multiple * budget instead; 1 in the last stage
-  int64_t refresh = 1;    // generated tokens per evaluation; a stage before it that is evaluated
-                          // brings this one along
-};
-struct InfiniteHipConfig {
-  int64_t block_q = 1;  // as HipConfig
-  // Paper: chunks 256, 32, 8; survivors 32k, 8k, then the budget; refresh 16/8/4.
-  std::vector<InfiniteHipStage> stages = {{256, 32768, 0, 16}, {32, 8192, 0, 8}, {8, 0, 1, 4}};
-};
 
 // Candidates that codes and labels choose per row of the budget; exact scores choose rows among
 // them. 1: codes and labels alone choose. Auto: of labels kOversample; of codes kHashOversample, but at
@@ -71,49 +46,23 @@ enum class HashQuery : uint8_t { kWeights = 0, kSigns = 1 };
 struct HashConfig {
   HashSource source = HashSource::kAuto;
   HashQuery query = HashQuery::kWeights;
-  int64_t bits = 128;                    // of random codes: a multiple of 32 in 32 .. 256
-  uint64_t seed = 0;                     // of random codes
-  int64_t oversample = kAutoOversample;  // or 1 .. kMaxOversample
-};
-
-enum class ChannelScore : uint8_t { kQ = 0, kK = 1, kQK = 2 };
-struct ChannelConfig {
-  // Which channels are important: those with the largest mean |q_c|, |k_c| or |q_c k_c|.
-  ChannelScore by = ChannelScore::kQ;    // the paper's choice under GQA
-  int64_t share = 4;                     // head_dim / share channels are kept: 4 .. 16
-  int64_t oversample = kAutoOversample;  // as HashConfig
-};
-
-struct PageConfig {
-  int64_t rows = 16;  // of a page (paper): 1 .. 1024
-};
-
-struct LandmarkConfig {
-  int64_t chunk = 8;     // rows that a mean stands for (paper): 1 .. 1024
-  int64_t outliers = 0;  // chunks that are always chosen; 0 .. 65536
+  int64_t bits = 128;  // of random codes: a multiple of 32 in 32 .. 256
+  uint64_t seed = 0;   // of random codes
 };
 
 struct SelectorConfig {
   SelectorKind kind = SelectorKind::kExact;
   SelectorMask mask = SelectorMask::kKvHead;
-  HipConfig hip;
-  InfiniteHipConfig infinite_hip;
+  int64_t oversample =
+      kAutoOversample;  // or 1 .. kMaxOversample; of methods that take a second look
   HashConfig hash;
-  ChannelConfig channels;
-  PageConfig pages;
-  LandmarkConfig landmarks;
+  std::any options;  // of a method of the lab, its own (lab/methods/options.h); none: its defaults
 };
 
 // exact
-// hip:block_q=,block_k=,refresh=,ensemble=,votes=,jitter=,widen=,seed=,mask=kv-head|q-head
-// infinitehip:preset=default|fast|flash,survivors=published|scaled,block_q=,mask=kv-head|q-head
-//   scaled: 16, 4 and 1 times the budget, the published ratio, instead of 32k, 8k and the budget
-// infinitehip:stages=CHUNK:SURVIVORS:REFRESH/..,block_q=,mask=   SURVIVORS: tokens, or Nx: N budgets
 // hash:codes=auto|random|stored,query=weights|signs,bits=,seed=,oversample=auto|N
 //   bits or seed: codes are random
-// channels:by=q|k|qk,share=,oversample=auto|N
-// pages:rows=,mask=kv-head|q-head
-// landmarks:chunk=,outliers=,mask=kv-head|q-head
+// One of the lab, where this program has it (lab/README.md).
 absl::StatusOr<SelectorConfig> ParseSelector(absl::string_view text);
 // Where nobody names a method: exact; where all keys would cross a bus for each token (a zone in host
 // memory that a GPU attends to), hash, of which the candidates' alone do (decision 074).

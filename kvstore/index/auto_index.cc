@@ -156,6 +156,21 @@ absl::StatusOr<std::optional<Found>> LeastEffortThatReaches(const AutoIndexConfi
 
 }  // namespace
 
+std::vector<IndexKind> AutomaticKinds() {
+  std::vector<IndexKind> kinds;
+  for (const IndexKind kind : kAllIndexKinds) {
+    if (IndexTypeOf(kind).automatic()) kinds.push_back(kind);
+  }
+  return kinds;
+}
+
+IndexKind LargestAutomaticKind(int64_t head_dim) {
+  const std::vector<IndexKind> kinds = AutomaticKinds();
+  return *std::max_element(kinds.begin(), kinds.end(), [head_dim](IndexKind a, IndexKind b) {
+    return IndexBytesPerKey({.kind = a}, head_dim) < IndexBytesPerKey({.kind = b}, head_dim);
+  });
+}
+
 absl::Status ValidateAutoIndexConfig(const AutoIndexConfig& config) {
   if (!(config.want_recall > 0 && config.want_recall <= 1)) {
     return absl::InvalidArgumentError(
@@ -168,7 +183,7 @@ absl::Status ValidateAutoIndexConfig(const AutoIndexConfig& config) {
   for (const IndexKind kind : config.kinds) {
     IndexParams params = config.params;
     params.kind = kind;
-    RETURN_IF_ERROR(ValidateIndexParams(params));
+    RETURN_IF_ERROR(CheckIndexBuild(params));
   }
   return absl::OkStatus();
 }

@@ -17,13 +17,16 @@
 
 namespace carrel::kvstore {
 
+// Those of this program that say so (IndexType::automatic), and of these the one with the most bytes per key.
+std::vector<IndexKind> AutomaticKinds();
+IndexKind LargestAutomaticKind(int64_t head_dim);
+
 struct AutoIndexConfig {
   double want_recall = 0.95;  // 0 < want_recall <= 1
   int64_t wanted = 128;       // rows; >= 1
   // Tried in this order; a kind that fails to reach want_recall at any effort is not taken. flat
   // always does.
-  std::vector<IndexKind> kinds = {IndexKind::kFlat, IndexKind::kCode, IndexKind::kIvf,
-                                  IndexKind::kGraph};
+  std::vector<IndexKind> kinds = AutomaticKinds();
   IndexParams params;  // what the kinds are built with; kind and effort are chosen
 };
 

@@ -59,6 +59,11 @@ absl::Status ValidateIndexParams(const IndexParams& params) {
       absl::StrCat("index: kind ", static_cast<int>(params.kind), " is unknown"));
 }
 
+absl::Status CheckIndexBuild(const IndexParams& params) {
+  RETURN_IF_ERROR(ValidateIndexParams(params));
+  return IndexTypeOf(params.kind).CheckBuild(params);
+}
+
 uint32_t SearchScratch::NextWalk(int64_t rows) {
   if (visited.size() < static_cast<size_t>(rows)) visited.resize(static_cast<size_t>(rows), 0);
   if (++walk == 0) {  // wrapped: old marks would look new
@@ -70,7 +75,7 @@ uint32_t SearchScratch::NextWalk(int64_t rows) {
 
 absl::StatusOr<std::string> BuildIndex(const IndexParams& params, const Rows& keys,
                                        const SampledQueries* queries, Accelerator* accelerator) {
-  RETURN_IF_ERROR(ValidateIndexParams(params));
+  RETURN_IF_ERROR(CheckIndexBuild(params));
   return IndexTypeOf(params.kind).Build(params, keys, queries, accelerator);
 }
 

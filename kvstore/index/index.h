@@ -79,6 +79,8 @@ absl::string_view CodeTrainingName(CodeTraining training);
 absl::StatusOr<CodeScan> ParseCodeScan(absl::string_view name);  // "asymmetric", "symmetric"
 absl::string_view CodeScanName(CodeScan scan);
 absl::Status ValidateIndexParams(const IndexParams& params);
+// Whether this program builds it, too. Unimplemented what is in the lab, of a program without it.
+absl::Status CheckIndexBuild(const IndexParams& params);
 
 // Memory of one searching thread, reused between searches (of any index); grows to what was needed.
 struct SearchScratch {

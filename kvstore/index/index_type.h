@@ -40,6 +40,8 @@ class IndexType {
   // Those that it takes beside the effort.
   virtual std::vector<IndexField> Fields(const IndexParams& params) const = 0;
   virtual absl::Status Validate(const IndexParams& params) const = 0;
+  // Whether this program builds it; what it cannot build it may still open.
+  virtual absl::Status CheckBuild(const IndexParams&) const { return absl::OkStatus(); }
 
   virtual absl::StatusOr<std::string> Build(const IndexParams& params, const Rows& keys,
                                             const SampledQueries* queries,
@@ -51,6 +53,8 @@ class IndexType {
   // A search reads few rows and, from its blob, knows them before; others read all, or go from row to
   // row.
   virtual bool reads_few() const { return false; }
+  // `auto` tries it (auto_index.h).
+  virtual bool automatic() const { return false; }
   // Its blob depends on sampled queries.
   virtual bool learns(const IndexParams&) const { return false; }
 

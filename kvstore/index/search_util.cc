@@ -36,6 +36,19 @@ absl::Status ForEachPart(ThreadPool* pool, RowRange range, int64_t part,
   return absl::OkStatus();
 }
 
+absl::Status CheckBuiltOver(absl::string_view kind, int64_t rows, int64_t head_dim,
+                            uint32_t rows_crc, const Rows& keys, int64_t checked) {
+  if (rows != keys.count() || head_dim != keys.head_dim()) {
+    return absl::InvalidArgumentError(absl::StrCat(kind, " blob is of ", rows, " rows of ",
+                                                   head_dim, ", not ", keys.count(), " of ",
+                                                   keys.head_dim()));
+  }
+  ASSIGN_OR_RETURN(const uint32_t crc, RowsCrc(keys, checked));
+  if (crc == rows_crc) return absl::OkStatus();
+  return absl::DataLossError(
+      absl::StrCat(kind, " blob was built over other rows of the same shape"));
+}
+
 absl::Status ValidateRequest(const SearchRequest& request, const Rows& keys) {
   if (request.queries == nullptr || request.group < 1 || request.group > 4096) {
     return absl::InvalidArgumentError(

@@ -7,6 +7,11 @@
 
 namespace carrel::kvstore {
 
+// What a blob says of the rows that it was built over, held against these. InvalidArgument other shapes, DataLoss other
+// rows (RowsCrc).
+absl::Status CheckBuiltOver(absl::string_view kind, int64_t rows, int64_t head_dim,
+                            uint32_t rows_crc, const Rows& keys, int64_t checked = kCheckedRows);
+
 absl::Status ValidateRequest(const SearchRequest& request, const Rows& keys);
 
 // Parts of a range, `part` long but for the last, on the pool's threads where there is one. One of the

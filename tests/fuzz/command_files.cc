@@ -2,9 +2,9 @@
 #include <string>
 #include <vector>
 
+#include "eval/answer_score.h"
+#include "eval/questions.h"
 #include "tests/fuzz/target.h"
-#include "tools/carrel/answer_score.h"
-#include "tools/carrel/questions.h"
 #include "tools/carrel/token_file.h"
 
 namespace carrel::fuzz {
@@ -24,7 +24,7 @@ std::vector<std::string> TokensSeeds() { return {"[1, 2, 70000]", "[]"}; }
 CARREL_FUZZ_TARGET(tokens, RunTokens, TokensSeeds);
 
 void RunQuestions(absl::string_view bytes) {
-  CheckMessage(tools::ReadQuestions(WriteInput("questions.jsonl", bytes)).status());
+  CheckMessage(eval::ReadQuestions(WriteInput("questions.jsonl", bytes)).status());
 }
 std::vector<std::string> QuestionsSeeds() {
   return {R"({"prompt": "a?", "answer": "b", "dense_ids": [1, 2]}
@@ -37,11 +37,11 @@ CARREL_FUZZ_TARGET(questions, RunQuestions, QuestionsSeeds);
 
 // What a model answers; records within it count once, and are found again in what they are written as.
 void RunRecords(absl::string_view bytes) {
-  const tools::RecordSet records = tools::RecordsIn(bytes);
+  const eval::RecordSet records = eval::RecordsIn(bytes);
   std::string again;
   for (const std::string& record : records) again += record + ",";
-  CARREL_FUZZ_CHECK(tools::RecordsIn(again).size() <= records.size());
-  CARREL_FUZZ_CHECK(tools::RecordOverlap(records, records) == 1);
+  CARREL_FUZZ_CHECK(eval::RecordsIn(again).size() <= records.size());
+  CARREL_FUZZ_CHECK(eval::RecordOverlap(records, records) == 1);
 }
 std::vector<std::string> RecordsSeeds() {
   return {

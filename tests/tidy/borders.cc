@@ -24,7 +24,7 @@ constexpr Room kRooms[] = {
     {"decoder", "values", "statistics sampler", ""},
     {"decoder", "methods",
      "select/selector_config select/method_type select/methods select/host_rows zone/zones", ""},
-    {"decoder", "options", "config fidelity", "methods"},
+    {"decoder", "options", "config fidelity lab_options", "methods"},
     {"decoder", "client", "client/*", ""},
     {"decoder", "window", "window/*", ""},
     {"decoder", "select", "select/*", "methods"},
@@ -46,10 +46,8 @@ constexpr Room kRooms[] = {
     {"kvstore/index", "making summaries", "summaries/summaries_build", "rows summaries building"},
     {"kvstore/index", "index",
      "index index_type index_kinds index_spec int8_scan search_util auto_index", "rows"},
-    {"kvstore/index", "links", "links/*", "rows index"},
-    // Every other folder is a kind, and includes no other; but graph finds near rows by ivf's lists.
-    {"kvstore/index", "a kind", "*", "rows index building links"},
-    {"kvstore/index", "graph", "graph/*", "rows index building links ivf"},
+    // Every other folder is a kind, and includes no other.
+    {"kvstore/index", "a kind", "*", "rows index building"},
 
     {"model", "files",
      "model_files digest_cache safetensors* gguf gguf_metadata "

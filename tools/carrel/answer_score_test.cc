@@ -1,39 +1,40 @@
-#include "tools/carrel/answer_score.h"
+#include "eval/answer_score.h"
 
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "common/test_util.h"
+#include "eval/questions.h"
 #include "tools/carrel/evaluation.h"
-#include "tools/carrel/questions.h"
 
 namespace carrel::tools {
 namespace {
 
 TEST(PiecesTest, APieceStandsAlone_InAnyCase) {
-  EXPECT_TRUE(HasPiece("It is 4711.", "4711"));
-  EXPECT_TRUE(HasPiece("4711", " 4711 "));
-  EXPECT_TRUE(HasPiece("said \"Tarub\", then", "TARUB"));
-  EXPECT_TRUE(HasPiece("47110 and 4711", "4711"));  // the first is another number
+  EXPECT_TRUE(eval::HasPiece("It is 4711.", "4711"));
+  EXPECT_TRUE(eval::HasPiece("4711", " 4711 "));
+  EXPECT_TRUE(eval::HasPiece("said \"Tarub\", then", "TARUB"));
+  EXPECT_TRUE(eval::HasPiece("47110 and 4711", "4711"));  // the first is another number
   EXPECT_TRUE(
-      HasPiece("\xc3\xa9"
-               "art\xc3\xa9",
-               "art"));
-  EXPECT_FALSE(HasPiece("It is 47112.", "4711"));
-  EXPECT_FALSE(HasPiece("an article", "art"));
-  EXPECT_FALSE(HasPiece("", "art"));
+      eval::HasPiece("\xc3\xa9"
+                     "art\xc3\xa9",
+                     "art"));
+  EXPECT_FALSE(eval::HasPiece("It is 47112.", "4711"));
+  EXPECT_FALSE(eval::HasPiece("an article", "art"));
+  EXPECT_FALSE(eval::HasPiece("", "art"));
 }
 
 TEST(PiecesTest, ScoreIsTheShareFound) {
   const std::vector<std::string> pieces = {"12", "34", "56", "78"};
-  EXPECT_EQ(PiecesFound("56, 12 and 99", pieces), 0.5);
-  EXPECT_EQ(PiecesFound("12 12 12", pieces), 0.25);
-  EXPECT_EQ(PiecesFound("78, 56, 34, 12", pieces), 1);
-  EXPECT_EQ(PiecesFound("none", pieces), 0);
+  EXPECT_EQ(eval::PiecesFound("56, 12 and 99", pieces), 0.5);
+  EXPECT_EQ(eval::PiecesFound("12 12 12", pieces), 0.25);
+  EXPECT_EQ(eval::PiecesFound("78, 56, 34, 12", pieces), 1);
+  EXPECT_EQ(eval::PiecesFound("none", pieces), 0);
 }
 
 TEST(RecordsTest, AreFoundWhereverTheyStand) {
-  const RecordSet two = RecordsIn(R"([{"name": "Ada", "room": 7}, {"name": "Leo", "room": 12}])");
+  const eval::RecordSet two =
+      eval::RecordsIn(R"([{"name": "Ada", "room": 7}, {"name": "Leo", "room": 12}])");
   EXPECT_EQ(two.size(), 2u);
   for (const char* text : {
            R"(Here: {"room":12,"name":"Leo"} and {"Name": " ADA ", "room": "7"}.)",
@@ -42,31 +43,33 @@ TEST(RecordsTest, AreFoundWhereverTheyStand) {
            R"(It "is { {"name": "Ada", "room": 7}, {"name": "Leo", "room": 12}, {"name": "Ma)",
            R"({"name": "Ada", "room": 7} {"name": "Leo", "room": 12} {"name": Eve} {})",
        }) {
-    EXPECT_EQ(RecordsIn(text), two) << text;
+    EXPECT_EQ(eval::RecordsIn(text), two) << text;
   }
-  EXPECT_EQ(RecordsIn(R"({"a": "}{\"}"})").size(), 1u);
-  EXPECT_TRUE(RecordsIn("").empty());
-  EXPECT_TRUE(RecordsIn(R"(["Ada", 7] "{)").empty());
-  EXPECT_TRUE(RecordsIn(std::string(10000, '{') + "\"").empty());
+  EXPECT_EQ(eval::RecordsIn(R"({"a": "}{\"}"})").size(), 1u);
+  EXPECT_TRUE(eval::RecordsIn("").empty());
+  EXPECT_TRUE(eval::RecordsIn(R"(["Ada", 7] "{)").empty());
+  EXPECT_TRUE(eval::RecordsIn(std::string(10000, '{') + "\"").empty());
 }
 
 TEST(RecordsTest, OverlapIsIntersectionOverUnion) {
-  const RecordSet right = RecordsOf(nlohmann::json::parse(
+  const eval::RecordSet right = eval::RecordsOf(nlohmann::json::parse(
       R"([{"name": "Ada", "room": 7}, {"name": "Leo", "room": 12}, {"name": "Eve", "room": 3}])"));
   ASSERT_EQ(right.size(), 3u);
-  const auto score = [&](const char* text) { return RecordOverlap(RecordsIn(text), right); };
+  const auto score = [&](const char* text) {
+    return eval::RecordOverlap(eval::RecordsIn(text), right);
+  };
   EXPECT_EQ(score(R"([{"name":"Eve","room":3},{"name":"Leo","room":12},{"name":"Ada","room":7}])"),
             1);
   EXPECT_EQ(score(R"([{"name":"Eve","room":3},{"name":"Leo","room":13}])"), 0.25);
   EXPECT_EQ(score(R"([{"name":"Eve","room":3},{"name":"Eve","room":3}])"), 1.0 / 3);
   EXPECT_EQ(score("nobody"), 0);
-  EXPECT_EQ(RecordOverlap({}, {}), 1);
+  EXPECT_EQ(eval::RecordOverlap({}, {}), 1);
 }
 
-absl::StatusOr<std::vector<Question>> Read(const std::string& text) {
+absl::StatusOr<std::vector<eval::Question>> Read(const std::string& text) {
   const std::string path = FreshTempDir() + "/questions.jsonl";
   std::ofstream(path) << text;
-  return ReadQuestions(path);
+  return eval::ReadQuestions(path);
 }
 
 TEST(QuestionsTest, OneOfAnswerAnswersRecords_IsRead) {

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "audit/audit.h"
+#include "audit/audit_report.h"
 #include "audit/html_report.h"
 #include "audit/summary.h"
 #include "common/file.h"
@@ -15,7 +16,6 @@
 #include "common/status.h"
 #include "common/thread_pool.h"
 #include "kvstore/storage/store.h"
-#include "tools/carrel/audit_report.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/known_names.h"
 #include "tools/carrel/page_file.h"
@@ -66,9 +66,9 @@ absl::Status RunAuditCommand(const AuditFlags& flags) {
     RETURN_IF_ERROR(WriteFileAtomically(*flags.html, audit::HtmlReport(*report)));
   }
   if (flags.json) {
-    std::printf("%s\n", DumpJson(AuditJson(*report)).c_str());
+    std::printf("%s\n", DumpJson(audit::AuditJson(*report)).c_str());
   } else {
-    std::fputs(AuditTables(*report).c_str(), stdout);
+    std::fputs(audit::AuditTables(*report).c_str(), stdout);
   }
   return CheckWanted(*report);
 }

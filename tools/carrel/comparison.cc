@@ -109,7 +109,7 @@ struct Open {
   }
 };
 
-absl::Status Measure(absl::Span<const Question> questions, Match match, LastModel& models,
+absl::Status Measure(absl::Span<const eval::Question> questions, Match match, LastModel& models,
                      ComparedRun& run) {
   RetrievalFlags flags = run.configuration.flags;
   flags.config.measure = true;
@@ -157,7 +157,7 @@ absl::StatusOr<std::vector<Configuration>> ReadConfigurations(const std::string&
 }
 
 absl::StatusOr<Comparison> Compare(absl::Span<const Configuration> configurations,
-                                   absl::Span<const Question> questions, int64_t measured,
+                                   absl::Span<const eval::Question> questions, int64_t measured,
                                    Match match, int64_t together, bool keep_answers) {
   Comparison comparison;
   comparison.match = match;

@@ -14,9 +14,9 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "decoder/statistics.h"
+#include "eval/needle_map.h"
+#include "eval/questions.h"
 #include "tools/carrel/evaluation.h"
-#include "tools/carrel/needle_map.h"
-#include "tools/carrel/questions.h"
 #include "tools/carrel/retrieval_flags.h"
 
 namespace carrel::tools {
@@ -40,7 +40,7 @@ struct ComparedRun {
   // Of the questions that were measured, per layer; empty if none was.
   std::vector<double> output_error, attended_mass;
   double mean_output_error = 0, mean_attended_mass = 0;
-  NeedleMap needles;  // of questions that tell where their fact stands
+  eval::NeedleMap needles;  // of questions that tell where their fact stands
   double score = 0, promised_error = 0;
   std::vector<double> scores;          // of each question
   std::vector<Tally::Answer> answers;  // where they are kept
@@ -62,7 +62,7 @@ absl::StatusOr<std::vector<Configuration>> ReadConfigurations(const std::string&
 // every layer's attention against dense attention. together: questions at a time. A model is loaded once for
 // configurations in a row that have it.
 absl::StatusOr<Comparison> Compare(absl::Span<const Configuration> configurations,
-                                   absl::Span<const Question> questions, int64_t measured,
+                                   absl::Span<const eval::Question> questions, int64_t measured,
                                    Match match, int64_t together, bool keep_answers);
 
 }  // namespace carrel::tools

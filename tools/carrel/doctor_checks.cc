@@ -18,6 +18,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "common/descriptor_limit.h"
+#include "common/lab.h"
 #include "common/machine_memory.h"
 #include "common/progress.h"
 #include "common/usable_cores.h"
@@ -187,6 +188,11 @@ Finding HugePagesFinding(const std::string& enabled) {
           "/sys/kernel/mm/transparent_hugepage/enabled"};
 }
 
+// What of the papers' methods and kinds this program has.
+Finding Lab() {
+  return {"lab", Health::kGood, HasLab() ? "built in" : "left out (built with CARREL_LAB=OFF)", ""};
+}
+
 std::vector<Finding> CheckInstallation(const std::string& folder, bool cuda) {
   return {Processor(),
           Memory(),
@@ -195,6 +201,7 @@ std::vector<Finding> CheckInstallation(const std::string& folder, bool cuda) {
           Disk(folder),
           Clock(),
           Templates(),
+          Lab(),
           Gpu(cuda)};
 }
 

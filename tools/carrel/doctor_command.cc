@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/json.h"
+#include "common/lab.h"
 #include "common/status.h"
 #include "common/version.h"
 #include "decoder/plan/plan.h"
@@ -84,7 +85,8 @@ absl::Status RunDoctor(const DoctorFlags& flags) {
   ASSIGN_OR_RETURN(const model::Device device, model::ParseDevice(flags.plan.device));
   const std::vector<Finding> findings =
       CheckInstallation(flags.store.folder, device == model::Device::kCuda);
-  nlohmann::json json = {{"version", std::string(kVersion)}, {"findings", FindingsJson(findings)}};
+  nlohmann::json json = {
+      {"version", std::string(kVersion)}, {"lab", HasLab()}, {"findings", FindingsJson(findings)}};
   if (!flags.json) PrintFindings(findings);
   if (!flags.plan.model.empty()) {
     ASSIGN_OR_RETURN(std::shared_ptr<library::LoadedModel> model,

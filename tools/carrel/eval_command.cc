@@ -13,6 +13,7 @@
 #include "common/json.h"
 #include "common/progress.h"
 #include "common/status.h"
+#include "eval/questions.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/comparison.h"
 #include "tools/carrel/comparison_report.h"
@@ -20,7 +21,6 @@
 #include "tools/carrel/known_names.h"
 #include "tools/carrel/lab.h"
 #include "tools/carrel/page_file.h"
-#include "tools/carrel/questions.h"
 #include "tools/carrel/report.h"
 #include "tools/carrel/retrieval_flags.h"
 
@@ -57,7 +57,8 @@ absl::Status RunComparison(const EvalFlags& flags) {
   if (flags.html.has_value()) RETURN_IF_ERROR(CheckPage(*flags.html));
   ASSIGN_OR_RETURN(const std::vector<Configuration> configurations,
                    ReadConfigurations(flags.compare, flags.retrieval));
-  ASSIGN_OR_RETURN(const std::vector<Question> questions, ReadQuestions(flags.questions));
+  ASSIGN_OR_RETURN(const std::vector<eval::Question> questions,
+                   eval::ReadQuestions(flags.questions));
   ASSIGN_OR_RETURN(const Comparison comparison,
                    Compare(configurations, questions, flags.measure, flags.match, flags.together,
                            flags.answers == "all"));
@@ -71,25 +72,25 @@ absl::Status RunComparison(const EvalFlags& flags) {
 
 struct Document {
   std::string context;
-  std::vector<Question> questions;
+  std::vector<eval::Question> questions;
 };
 
 // The context of --context, then those of --also.
 absl::StatusOr<std::vector<Document>> ReadDocuments(const EvalFlags& flags) {
   std::vector<Document> documents(1);
   documents[0].context = flags.retrieval.context;
-  ASSIGN_OR_RETURN(documents[0].questions, ReadQuestions(flags.questions));
+  ASSIGN_OR_RETURN(documents[0].questions, eval::ReadQuestions(flags.questions));
   for (const std::string& also : flags.also) {
     const std::pair<std::string, std::string> parts = absl::StrSplit(also, absl::MaxSplits('=', 1));
     if (parts.first.empty() || parts.second.empty())
       return absl::InvalidArgumentError(absl::StrCat("also=", also, " is not CONTEXT=FILE"));
     documents.push_back({parts.first, {}});
-    ASSIGN_OR_RETURN(documents.back().questions, ReadQuestions(parts.second));
+    ASSIGN_OR_RETURN(documents.back().questions, eval::ReadQuestions(parts.second));
   }
   return documents;
 }
 
-nlohmann::json SourcesJson(int64_t most, const SourceTally& tally) {
+nlohmann::json SourcesJson(int64_t most, const eval::SourceTally& tally) {
   return {{"most", most},
           {"right_answers", tally.asked},
           {"with_fact", tally.with_fact},
@@ -201,7 +202,7 @@ absl::Status RunEval(EvalFlags& flags) {
                                     flags.sources, document.questions, show, tally),
                              absl::StrCat("context ", document.context)));
     before += document.questions.size();
-    for (const Question& question : document.questions) of_parts |= question.HasParts();
+    for (const eval::Question& question : document.questions) of_parts |= question.HasParts();
     contexts.push_back({{"context", document.context},
                         {"context_tokens", context.tokens},
                         {"questions", document.questions.size()},

@@ -23,7 +23,7 @@ std::string Digest(const std::vector<float>& logits) {
 class Asker {
  public:
   Asker(const RetrievalFlags& flags, serving::Engine& engine, const serving::OpenedContext& context,
-        Match match, int64_t sources, absl::Span<const Question> questions,
+        Match match, int64_t sources, absl::Span<const eval::Question> questions,
         const std::function<void(size_t, const Tally&)>& before, Tally& tally)
       : flags_(flags),
         engine_(engine),
@@ -63,7 +63,7 @@ class Asker {
   }
 
   absl::Status Begin(size_t i) {
-    const Question& question = questions_[i];
+    const eval::Question& question = questions_[i];
     if (match_ == Match::kContains && absl::StripAsciiWhitespace(question.answer).empty()) {
       return absl::InvalidArgumentError("match=contains: every text holds an empty answer");
     }
@@ -103,7 +103,7 @@ class Asker {
     if (tally_.digest) ended.logits_sha256 = Digest(std::exchange(ended.result.logits, {}));
     ASSIGN_OR_RETURN(ended.text, engine_.checkpoint().tokenizer->Decode(ended.result.ids,
                                                                         /*skip_special=*/true));
-    const Question& question = questions_[i];
+    const eval::Question& question = questions_[i];
     if (sources_ > 0 && Score(question, match_, ended.text) == 1) {
       if (!document_.has_value()) {
         ASSIGN_OR_RETURN(document_, engine_.Document(flags_.context, context_.content_id));
@@ -126,7 +126,7 @@ class Asker {
   };
 
   // In the questions' order.
-  void Count(const Question& question, Ended ended) {
+  void Count(const eval::Question& question, Ended ended) {
     const decoder::GenerateResult& result = ended.result;
     const double score = Score(question, match_, ended.text);
     const bool right = score == 1;
@@ -154,7 +154,7 @@ class Asker {
   const serving::OpenedContext& context_;
   const Match match_;
   const int64_t sources_;
-  const absl::Span<const Question> questions_;
+  const absl::Span<const eval::Question> questions_;
   const std::function<void(size_t, const Tally&)>& before_;
   Tally& tally_;
   std::optional<library::DocumentText> document_;  // once sources are counted
@@ -174,11 +174,11 @@ absl::StatusOr<Match> ParseMatch(absl::string_view name) {
 
 absl::string_view MatchName(Match match) { return match == Match::kExact ? "exact" : "contains"; }
 
-double Score(const Question& question, Match match, absl::string_view text) {
+double Score(const eval::Question& question, Match match, absl::string_view text) {
   if (question.HasParts()) {
     const std::string whole = absl::StrCat(question.begun, text);
-    return question.pieces.empty() ? RecordOverlap(RecordsIn(whole), question.records)
-                                   : PiecesFound(whole, question.pieces);
+    return question.pieces.empty() ? eval::RecordOverlap(eval::RecordsIn(whole), question.records)
+                                   : eval::PiecesFound(whole, question.pieces);
   }
   const absl::string_view answer = absl::StripAsciiWhitespace(question.answer);
   const bool right = match == Match::kExact ? absl::StripAsciiWhitespace(text) == answer
@@ -188,7 +188,7 @@ double Score(const Question& question, Match match, absl::string_view text) {
 
 absl::Status AskAll(const RetrievalFlags& flags, serving::Engine& engine,
                     const serving::OpenedContext& context, int64_t together, Match match,
-                    int64_t sources, absl::Span<const Question> questions,
+                    int64_t sources, absl::Span<const eval::Question> questions,
                     const std::function<void(size_t, const Tally&)>& before, Tally& tally) {
   return Asker(flags, engine, context, match, sources, questions, before, tally).Run(together);
 }

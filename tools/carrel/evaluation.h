@@ -11,10 +11,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "tools/carrel/needle_map.h"
-#include "tools/carrel/questions.h"
+#include "eval/needle_map.h"
+#include "eval/questions.h"
+#include "eval/source_tally.h"
 #include "tools/carrel/retrieval_flags.h"
-#include "tools/carrel/source_tally.h"
 
 namespace carrel::tools {
 
@@ -25,7 +25,7 @@ absl::StatusOr<Match> ParseMatch(absl::string_view name);  // "exact", "contains
 absl::string_view MatchName(Match match);
 
 // From 0 to 1 (answer_score.h); 0 or 1 where the question has one text.
-double Score(const Question& question, Match match, absl::string_view text);
+double Score(const eval::Question& question, Match match, absl::string_view text);
 
 struct Tally {
   bool keep = false;    // every answer
@@ -44,8 +44,8 @@ struct Tally {
   std::vector<Answer> answers;    // all, where `keep` says so
   std::vector<double> scores;     // of each question
   std::vector<Answer> differing;  // from dense where that is known, else not wholly right
-  NeedleMap needles;
-  SourceTally sources;
+  eval::NeedleMap needles;
+  eval::SourceTally sources;
 };
 
 // Of an engine that has the flags' context open, so many questions at a time: each is answered as if it were alone;
@@ -54,7 +54,7 @@ struct Tally {
 // before(i, tally) is called before question i, with what is counted by then. Errors name the question.
 absl::Status AskAll(const RetrievalFlags& flags, serving::Engine& engine,
                     const serving::OpenedContext& context, int64_t together, Match match,
-                    int64_t sources, absl::Span<const Question> questions,
+                    int64_t sources, absl::Span<const eval::Question> questions,
                     const std::function<void(size_t, const Tally&)>& before, Tally& tally);
 
 }  // namespace carrel::tools

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "common/lab.h"
 #include "common/status.h"
 #include "kvstore/index/index_spec.h"
 #include "kvstore/index/index_type.h"
@@ -19,8 +20,8 @@ void IndexFlags::Declare(CLI::App& command) {
       .add_option("--index", kind,
                   absl::StrCat("flat (exact) | int8 (8 bits, the best exactly) | code (binary "
                                "codes) | auto (per head the cheapest that finds enough); of the "
-                               "lab: ",
-                               lab))
+                               "lab",
+                               HasLab() ? ": " : ", which this carrel is without: ", lab))
       ->capture_default_str();
   command
       .add_option(
@@ -68,7 +69,7 @@ absl::Status IndexFlags::Resolve() {
     return absl::InvalidArgumentError(absl::StrCat(parsed.status().message(), ", auto"));
   }
   params.kind = *parsed;
-  return kvstore::ValidateIndexParams(params);
+  return kvstore::CheckIndexBuild(params);
 }
 
 }  // namespace carrel::tools

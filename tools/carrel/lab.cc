@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/lab.h"
 #include "common/status.h"
 
 namespace carrel::tools {
@@ -39,6 +40,10 @@ std::string Page(const CLI::App& command) {
   std::string page =
       absl::StrCat("The lab of carrel ", command.get_name(),
                    ": --lab NAME=VALUE, may be repeated; may change with any version\n");
+  if (!HasLab()) {
+    absl::StrAppend(
+        &page, "This carrel was built without CARREL_LAB: what lab/README.md lists is refused\n");
+  }
   for (const CLI::Option* option : LabOf(command)) {
     absl::StrAppend(&page, "  ", option->get_lnames().front());
     if (option->get_items_expected_max() > 0) {

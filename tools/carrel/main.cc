@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
+#include "common/lab.h"
 #include "common/no_memory.h"
 #include "common/shown.h"
 #include "common/status.h"
@@ -92,7 +93,9 @@ int main(int argc, char** argv) {
       "Carrel keeps the KV cache of a long document as a searchable database: prefill once, ask "
       "from anywhere.",
       "carrel");
-  app.set_version_flag("--version", absl::StrCat("carrel ", carrel::kVersion));
+  app.set_version_flag("--version",
+                       absl::StrCat("carrel ", carrel::kVersion,
+                                    carrel::HasLab() ? "\nwith the lab" : "\nwithout the lab"));
   app.require_subcommand(1);
   app.formatter(carrel::tools::MakeHelpFormat());  // commands inherit it
   carrel::tools::AddConfigFile(app);

@@ -8,10 +8,10 @@
 #include "common/file.h"
 #include "common/json.h"
 #include "common/status.h"
+#include "eval/needle_document.h"
 #include "model/tokenizer/tokenizer.h"
 #include "synth/random.h"
 #include "tools/carrel/commands.h"
-#include "tools/carrel/needle_document.h"
 
 namespace carrel::tools {
 namespace {
@@ -21,15 +21,15 @@ struct NeedleFlags {
   std::string out;
   std::vector<int64_t> lengths;
   std::vector<std::string> kinds = {"single"};
-  NeedleConfig config = {.depths = {0, 0.25, 0.5, 0.75, 1}};
+  eval::NeedleConfig config = {.depths = {0, 0.25, 0.5, 0.75, 1}};
   bool json = false;
 };
 
-std::string QuestionLines(const NeedleDocument& document, int64_t length) {
+std::string QuestionLines(const eval::NeedleDocument& document, int64_t length) {
   std::string lines;
-  for (const NeedleQuestion& question : document.questions) {
+  for (const eval::NeedleQuestion& question : document.questions) {
     const nlohmann::ordered_json json = {
-        {"type", question.type},     {"kind", std::string(NeedleKindName(question.kind))},
+        {"type", question.type},     {"kind", std::string(eval::NeedleKindName(question.kind))},
         {"length", length},          {"depth", question.depth},
         {"answer", question.answer}, {"prompt", question.prompt}};
     absl::StrAppend(&lines, DumpJson(json), "\n");
@@ -40,7 +40,7 @@ std::string QuestionLines(const NeedleDocument& document, int64_t length) {
 absl::Status RunNeedle(NeedleFlags& flags) {
   flags.config.kinds.clear();
   for (const std::string& name : flags.kinds) {
-    ASSIGN_OR_RETURN(const NeedleKind kind, ParseNeedleKind(name));
+    ASSIGN_OR_RETURN(const eval::NeedleKind kind, eval::ParseNeedleKind(name));
     flags.config.kinds.push_back(kind);
   }
   ASSIGN_OR_RETURN(const std::unique_ptr<model::Tokenizer> tokenizer,
@@ -54,11 +54,11 @@ absl::Status RunNeedle(NeedleFlags& flags) {
   if (failed) return ErrnoStatus(failed.value(), absl::StrCat("create folder ", flags.out));
   nlohmann::json report = nlohmann::json::array();
   for (const int64_t length : flags.lengths) {
-    NeedleConfig config = flags.config;
+    eval::NeedleConfig config = flags.config;
     config.tokens = length;
     // Documents of different lengths differ in their facts too.
     config.seed = synth::Mix(flags.config.seed, static_cast<uint64_t>(length));
-    absl::StatusOr<NeedleDocument> document = MakeNeedleDocument(config, count);
+    absl::StatusOr<eval::NeedleDocument> document = eval::MakeNeedleDocument(config, count);
     if (!document.ok()) return Annotate(document.status(), absl::StrCat("length ", length));
     const std::string base = absl::StrCat(flags.out, "/needle-", length);
     RETURN_IF_ERROR(WriteFileAtomically(base + ".txt", document->text));

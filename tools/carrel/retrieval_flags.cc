@@ -8,6 +8,7 @@
 #include "absl/time/clock.h"
 #include "common/status.h"
 #include "decoder/fidelity.h"
+#include "decoder/lab_options.h"
 #include "tools/carrel/lab.h"
 
 namespace carrel::tools {
@@ -318,6 +319,7 @@ absl::Status RetrievalFlags::ResolveFor(bool has_context) {
   ASSIGN_OR_RETURN(config.budget, decoder::ParseBudget(budget));
   ASSIGN_OR_RETURN(config.prefetch, decoder::ParsePrefetch(prefetch));
   ASSIGN_OR_RETURN(config.want, decoder::ParseWant(want));
+  RETURN_IF_ERROR(decoder::ValidateLabOptions(config));
   ASSIGN_OR_RETURN(threads, ResolveThreads(threads));
   return absl::OkStatus();
 }

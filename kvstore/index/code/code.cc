@@ -342,15 +342,8 @@ absl::StatusOr<std::unique_ptr<Index>> OpenCode(const IndexParams& params, Blob 
         " training=", CodeTrainingName(header.training), ", not bits=", params.code_bits,
         " training=", CodeTrainingName(params.code_training)));
   }
-  if (header.rows != keys.count() || header.head_dim != keys.head_dim()) {
-    return absl::InvalidArgumentError(absl::StrCat("code blob is of ", header.rows, " rows of ",
-                                                   header.head_dim, ", not ", keys.count(), " of ",
-                                                   keys.head_dim()));
-  }
-  ASSIGN_OR_RETURN(const uint32_t crc, RowsCrc(keys, kCodeCheckedRows));
-  if (crc != header.rows_crc) {
-    return absl::DataLossError("code blob was built over other rows of the same shape");
-  }
+  RETURN_IF_ERROR(CheckBuiltOver("code", header.rows, header.head_dim, header.rows_crc, keys,
+                                 kCodeCheckedRows));
   return std::make_unique<CodeIndex>(params, header, std::move(decoder), std::move(blob),
                                      std::move(keys));
 }

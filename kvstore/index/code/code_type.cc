@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/lab.h"
 #include "common/status.h"
 #include "kvstore/index/code/code.h"
 #include "kvstore/index/index_type.h"
@@ -35,6 +36,10 @@ class CodeType final : public IndexType {
         absl::StrCat("index: code_bits=", params.code_bits, ", must be 64, 128 or 256"));
   }
 
+  absl::Status CheckBuild(const IndexParams& params) const override {
+    if (params.code_training != CodeTraining::kHata) return absl::OkStatus();
+    return CheckLab("code-train=hata");
+  }
   absl::StatusOr<std::string> Build(const IndexParams& params, const Rows& keys,
                                     const SampledQueries* queries,
                                     Accelerator* accelerator) const override {
@@ -45,6 +50,7 @@ class CodeType final : public IndexType {
     return OpenCode(params, std::move(blob), std::move(keys));
   }
   bool reads_few() const override { return true; }
+  bool automatic() const override { return true; }
   bool learns(const IndexParams& params) const override {
     return params.code_training != CodeTraining::kOff;
   }

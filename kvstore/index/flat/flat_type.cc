@@ -25,6 +25,7 @@ class FlatType final : public IndexType {
         absl::StrCat("index: flat has no blob, ", blob.size(), " bytes were given"));
   }
   bool exact() const override { return true; }
+  bool automatic() const override { return true; }
 
   absl::string_view effort_word() const override { return "every row scored"; }
   int64_t DefaultEffort(const IndexParams&, int64_t, int64_t) const override { return 0; }

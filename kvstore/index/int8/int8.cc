@@ -194,15 +194,7 @@ absl::StatusOr<std::unique_ptr<Index>> OpenInt8(const IndexParams& params, Blob 
   ASSIGN_OR_RETURN(const RawHeader header, ReadHeader(blob));
   const auto rows = static_cast<int64_t>(header.rows);
   const int64_t head_dim = header.head_dim;
-  if (rows != keys.count() || head_dim != keys.head_dim()) {
-    return absl::InvalidArgumentError(absl::StrCat("int8 blob is of ", rows, " rows of ", head_dim,
-                                                   ", not ", keys.count(), " of ",
-                                                   keys.head_dim()));
-  }
-  ASSIGN_OR_RETURN(const uint32_t crc, RowsCrc(keys, kInt8CheckedRows));
-  if (crc != header.rows_crc) {
-    return absl::DataLossError("int8 blob was built over other rows of the same shape");
-  }
+  RETURN_IF_ERROR(CheckBuiltOver("int8", rows, head_dim, header.rows_crc, keys, kInt8CheckedRows));
   return std::make_unique<Int8Index>(params, std::move(blob), std::move(keys));
 }
 

@@ -1,0 +1,12 @@
+// In place of lab/positions.
+#include "common/lab.h"
+#include "decoder/runner/repositioned_attention.h"
+
+namespace carrel::decoder {
+
+absl::StatusOr<std::unique_ptr<RepositionedAttention>> RepositionedAttention::Create(
+    const OpenedContext&, const model::ModelConfig&) {
+  return CheckLab("rope=infinitehip");
+}
+
+}  // namespace carrel::decoder

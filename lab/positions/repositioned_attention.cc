@@ -45,7 +45,6 @@ class Repositioned final : public RepositionedAttention {
   const int64_t trained_tokens_;
   const RowRange zone_;
   const std::vector<int64_t> budgets_;
-  const float scale_;
   const kernels::RopeTable rope_;
   const std::shared_ptr<const HostRows> rows_;
   std::unique_ptr<RowSelector> selector_;

@@ -34,7 +34,7 @@ class SparseAttentionTest : public testing::TestWithParam<const char*> {
       input.q = &q_[static_cast<size_t>(at * 64)];
       input.k = &k_[static_cast<size_t>(at * 32)];
       input.v = &v_[static_cast<size_t>(at * 32)];
-      CARREL_EXPECT_OK(attention->Attend(input, &attended[static_cast<size_t>(at * 64)]));
+      CARREL_EXPECT_OK(attention.Attend(input, &attended[static_cast<size_t>(at * 64)]));
     }
     return attended;
   }
@@ -42,7 +42,7 @@ class SparseAttentionTest : public testing::TestWithParam<const char*> {
     ThreadPool pool(threads);
     const auto attention =
         MakeSparseAttention(config_, kShape, tokens_, {0}, {}, inv_freq_, 4096, &pool);
-    return Run(attention, layer, block);
+    return Run(*attention, layer, block);
   }
 
   std::mt19937_64 rng_{TestSeed()};
@@ -126,7 +126,7 @@ TEST(LayerAttentionTest, UndoRope_HandsOutWhatWasBeforeRope) {
   input.q = q.data();
   input.k = k.data();
   input.v = v.data();
-  CARREL_ASSERT_OK(attention->Attend(input, attended.data()));
+  CARREL_ASSERT_OK(attention.Attend(input, attended.data()));
   const LayerRows rows = attention.TakeLayer(Layer(0));
   for (int64_t h = 0; h < 2; ++h) {
     std::vector<float> stored(kTokens * 16), expected, queries;

@@ -2,7 +2,7 @@
 """What a bucket costs whoever prefills into it and whoever asks first, for one model and one document. Prints JSON lines:
 
   prefill   into a folder, and straight into the bucket (`prefill --store s3://...`), in turns: seconds, and their ratio; CPU seconds
-            of the program alone, where the bucket computes on the same cores
+            of the program alone, which count where the bucket computes on the same cores (--cores gives each its own)
   cold      `carrel pull` alone; then a replica of `carrel api` with an empty cache is asked: seconds until the first token, cold and
             once the context is there. "beyond_pull_s" is cold less the replica's own pull
 
@@ -39,20 +39,26 @@ class Bench:
         self.file.write_text(args.document.read_text()[:args.characters])
 
     def tell(self, what, **fields):
-        line = {"bench": "cold", "what": what, "model": self.args.model.name, "threads": self.args.threads, **fields}
+        line = {"bench": "cold", "what": what, "model": self.args.model.name, "device": self.args.device, "threads": self.args.threads,
+                "cores": self.args.cores, **fields}
         print(json.dumps({name: round(value, 4) if isinstance(value, float) else value for name, value in line.items()}), flush=True)
 
     def timed(self, *args):
+        """On its own cores, where it has some: a process takes those of its parent."""
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, range(self.args.cores) if self.args.cores else before)
         start = time.monotonic()
         self.cluster.run(*args, timeout=3000)
-        return time.monotonic() - start
+        seconds = time.monotonic() - start
+        os.sched_setaffinity(0, before)
+        return seconds
 
     def prefill(self, store, name):
         """Seconds, and CPU seconds."""
         staging = ["--staging", self.cluster.folder / "staging"] if store == URI else []
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds = self.timed("prefill", "--model", self.args.model, "--raw", "--input", self.file, "--store", store, "--name", name,
-                          "--threads", self.args.threads, "--quiet", *staging)
+                          "--threads", self.args.threads, "--device", self.args.device, "--quiet", *staging)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -111,14 +117,19 @@ def main():
     parser.add_argument("--document", type=path, default=ROOT / "models/demo/docs/registry-8k.txt")
     parser.add_argument("--characters", type=int, default=24000, help="of the document, from its start")
     parser.add_argument("--threads", type=int, default=2, help="of prefill and replica; what is left is the bucket's")
+    parser.add_argument("--cores", type=int, default=0, help="that prefill and pull run on, from core 0; the bucket has the others (default: all share all)")
+    parser.add_argument("--device", default="cpu", help="of prefill (default cpu)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--what", nargs="+", choices=("prefill", "cold"), default=["prefill", "cold"])
     args = parser.parse_args()
     if min(args.characters, args.threads, args.rounds) < 1:
         parser.error("counts are 1 or more")
+    if not 0 <= args.cores < len(os.sched_getaffinity(0)):
+        parser.error(f"--cores {args.cores}: fewer than the {len(os.sched_getaffinity(0))} that there are")
+    others = set(range(args.cores, os.cpu_count())) & os.sched_getaffinity(0)
     folder = pathlib.Path(tempfile.mkdtemp(prefix="carrel-cold-"))
     try:
-        with Cluster(folder, args.carrel, args.parts, args.model) as cluster:
+        with Cluster(folder, args.carrel, args.parts, args.model, {"others": others} if args.cores else None) as cluster:
             bench = Bench(args, cluster)
             cluster.start_bucket()
             if "prefill" in args.what:

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "kernels/attention/prefill_attention/prefill_attention.h"
-#include "kernels/of_heads.h"
 #include "kernels/layer/rope/rope_table.h"
+#include "kernels/of_heads.h"
 #include "kernels/score/max_score/max_score.h"
 #include "kernels/select/chunk_prune/chunk_prune.h"
 #include "lab/prefill/sparse_stages.h"

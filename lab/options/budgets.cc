@@ -17,7 +17,7 @@ std::vector<double> LabLayerShares(const RetrievalConfig& config, int32_t sparse
   for (int32_t i = 0; i < sparse_layers; ++i) {
     double share = 0.5 + static_cast<double>(i) / (sparse_layers - 1);
     if (config.budget == Budget::kMeasured) {
-      const auto layer = static_cast<size_t>(config.dense_layers + i);
+      const size_t layer = static_cast<size_t>(config.dense_layers) + static_cast<size_t>(i);
       share = std::exp(-config.layer_entropy_nats[layer] / kEntropyScale);
     } else if (sparse_layers == 1) {
       share = 1;

@@ -61,7 +61,7 @@ struct Answer {
     if (stream.has_value()) {
       ASSIGN_OR_RETURN(piece, stream->Push(id));
     }
-    if (Show(filter.Push(piece)) && !filter.stopped() && !stopping) return absl::OkStatus();
+    if (Show(filter.Push(piece)) && !filter.stopped()) return absl::OkStatus();
     ended = true;
     return absl::CancelledError("the answer was ended");
   }
@@ -151,9 +151,8 @@ class DecoderSlot final : public Slot {
   }
   bool done() const override { return answer_->generation->done(); }
 
-  absl::StatusOr<AnswerJob::Done> End(const absl::Status& status, bool cut) override {
+  absl::StatusOr<AnswerJob::Done> End(const absl::Status& status) override {
     const absl::Cleanup over = [this] { answer_.reset(); };
-    answer_->ended |= cut;
     return ResultOf(*answer_, status);
   }
 

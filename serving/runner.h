@@ -61,9 +61,9 @@ class Slot {
   virtual bool done() const = 0;
   // What a model's runner takes a step of; null: the slot is no model's.
   virtual decoder::Generation* generation() { return nullptr; }
-  // Ends the answer that was begun, in whatever state it is. status: of its last step. cut: the server ends it, and what
-  // there is, is the answer.
-  virtual absl::StatusOr<AnswerJob::Done> End(const absl::Status& status, bool cut) = 0;
+  // Ends the answer that was begun, in whatever state it is. status: of its last step, or why there is
+  // none; it is the answer's, unless who listens or a stop text ended it: then what there is, is the answer.
+  virtual absl::StatusOr<AnswerJob::Done> End(const absl::Status& status) = 0;
 };
 
 class Runner {

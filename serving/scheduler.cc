@@ -197,7 +197,7 @@ class StepScheduler final : public Scheduler {
     }
     for (const RequestId id : plan.end) {
       const std::optional<absl::Status> over = RequestOf(id).over;
-      Finish(id, over.value_or(Stopping()), /*cut=*/!over.has_value());
+      Finish(id, over.value_or(Stopping()));
     }
     for (const RequestId id : plan.open) Open(id);
     if (!plan.step.empty()) Step(plan.step);
@@ -245,17 +245,18 @@ class StepScheduler final : public Scheduler {
       schedule_.Took(tokens, took);
     }
     for (size_t i = 0; i < ids.size(); ++i) {
-      if (!statuses[i].ok() || slots[i]->done()) Finish(ids[i], statuses[i], /*cut=*/false);
+      if (!statuses[i].ok() || slots[i]->done()) Finish(ids[i], statuses[i]);
     }
   }
 
   // Lets go of its decoder, and then tells how it ended: who hears of it may delete the context.
-  void Finish(RequestId id, const absl::Status& status, bool cut) {
+  void Finish(RequestId id, absl::Status status) {
+    if (stopping_ && absl::IsCancelled(status)) status = Stopping();  // nobody wants it, as we go
     Request& request = RequestOf(id);
     absl::StatusOr<AnswerJob::Done> done =
         CatchThrown("an answer", [&]() -> absl::StatusOr<AnswerJob::Done> {
           if (!request.begun) return status;
-          return request.open->slot->End(status, cut);
+          return request.open->slot->End(status);
         });
     if (request.open != nullptr) Release(request, done.status());
     std::unique_ptr<Request> ended;

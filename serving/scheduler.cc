@@ -441,7 +441,7 @@ class StepScheduler final : public Scheduler {
     }
     CloseAll(closed, /*park=*/true);
     absl::StatusOr<std::unique_ptr<Slot>> slot = runner_->Open(context, content_id);
-    while (absl::IsResourceExhausted(slot.status()) && CloseIdlest()) {
+    while (absl::IsResourceExhausted(slot.status()) && CloseIdlest(context)) {
       slot = runner_->Open(context, content_id);
     }
     RETURN_IF_ERROR(slot.status());
@@ -490,13 +490,14 @@ class StepScheduler final : public Scheduler {
     TakeOutLocked([&](const Pooled& open) { return kept_open.count(open.context) == 0; }, closed);
   }
 
-  // The decoder that waits for the longest makes room. False: none waits.
-  bool CloseIdlest() {
+  // The decoder that waits for the longest makes room, but for those over the context. False: none waits.
+  bool CloseIdlest(const std::string& but_of) {
     std::list<Pooled> closed;
     {
       absl::MutexLock lock(&mu_);
-      const auto idlest =
-          std::find_if(open_.rbegin(), open_.rend(), [](const Pooled& open) { return !open.busy; });
+      const auto idlest = std::find_if(open_.rbegin(), open_.rend(), [&](const Pooled& open) {
+        return !open.busy && open.context != but_of;
+      });
       if (idlest == open_.rend()) return false;
       TakeOutLocked([&](const Pooled& open) { return &open == &*idlest; }, closed);
     }

@@ -285,6 +285,19 @@ TEST_F(SchedulerTest, Open_OpensAsManyAsAreAskedFor_WhichQuestionsFind) {
   EXPECT_EQ(scheduler_->Open("third", "", 1).status().code(), StatusCode::kNotFound);
 }
 
+// Else two would make room for one another for ever.
+TEST_F(SchedulerTest, Open_OfMoreThanThereIsRoomFor_ClosesOthersAndFails) {
+  Start({.max_open_contexts = 2});
+  CARREL_EXPECT_OK(scheduler_->Open("other", "", 1).status());
+  CARREL_EXPECT_OK(scheduler_->Open("novel", "", 1).status());
+  world_.FailOnce("novel", absl::ResourceExhaustedError("the GPU is full"));
+  CARREL_EXPECT_OK(scheduler_->Open("novel", "", 2).status());
+  EXPECT_EQ(world_.slots(), 2) << "the other one made room";
+  world_.FailOnce("novel", absl::ResourceExhaustedError("the GPU is full"));
+  EXPECT_THAT(scheduler_->Open("novel", "", 3), StatusIs(StatusCode::kResourceExhausted, "full"));
+  EXPECT_EQ(world_.slots(), 2);
+}
+
 TEST_F(SchedulerTest, AQuestionThatBeginsAnew_LeavesNothingToGoOnWith) {
   Start();
   Asked anew;

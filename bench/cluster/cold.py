@@ -2,7 +2,8 @@
 """What a bucket costs whoever prefills into it and whoever asks first, for one model and one document. Prints JSON lines:
 
   prefill   into a folder, and straight into the bucket (`prefill --store s3://...`), in turns: seconds, and their ratio; CPU seconds
-            of the program alone, which count where the bucket computes on the same cores (--cores gives each its own)
+            of the program alone, which count where the bucket computes on the same cores (--cores gives each its own). With
+            --rclone a third takes turns: it writes the same objects into the bucket, which is the least that a push can take there
   cold      `carrel pull` alone; then a replica of `carrel api` with an empty cache is asked: seconds until the first token, cold and
             once the context is there. "beyond_pull_s" is cold less the replica's own pull
 
@@ -18,6 +19,7 @@ import pathlib
 import resource
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -43,15 +45,18 @@ class Bench:
                 "cores": self.args.cores, **fields}
         print(json.dumps({name: round(value, 4) if isinstance(value, float) else value for name, value in line.items()}), flush=True)
 
-    def timed(self, *args):
-        """On its own cores, where it has some: a process takes those of its parent."""
+    def on_own_cores(self, work):
+        """Seconds of `work`, whose processes have the first cores alone, where these are set: a process takes those of its parent."""
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, range(self.args.cores) if self.args.cores else before)
         start = time.monotonic()
-        self.cluster.run(*args, timeout=3000)
+        work()
         seconds = time.monotonic() - start
         os.sched_setaffinity(0, before)
         return seconds
+
+    def timed(self, *args):
+        return self.on_own_cores(lambda: self.cluster.run(*args, timeout=3000))
 
     def prefill(self, store, name):
         """Seconds, and CPU seconds."""
@@ -62,18 +67,32 @@ class Bench:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
+    def written(self, i):
+        """Seconds in which rclone writes the first round's objects into another prefix of the bucket."""
+        objects = self.cluster.folder / "objects"
+        environment = {**os.environ, **self.cluster.credentials("admin"), "RCLONE_CONFIG": "/dev/null", "RCLONE_CONFIG_S_TYPE": "s3",
+                       "RCLONE_CONFIG_S_PROVIDER": "Other", "RCLONE_CONFIG_S_ENV_AUTH": "true", "RCLONE_CONFIG_S_FORCE_PATH_STYLE": "true",
+                       "RCLONE_CONFIG_S_ENDPOINT": self.cluster.endpoint}
+        environment.pop("AWS_CA_BUNDLE", None)  # rclone's library of AWS takes none beside its own; the bucket speaks HTTP
+        copy = [self.args.rclone, "copy", "--transfers", "8", "--s3-no-check-bucket"]
+        if not objects.exists():
+            subprocess.run([*copy, URI.replace("s3://", "s:"), objects], env=environment, check=True)
+        return self.on_own_cores(lambda: subprocess.run([*copy, objects, URI.replace("s3://", "s:") + f"-written-{i}"], env=environment, check=True))
+
     def prefills(self):
-        folders, buckets = [], []
+        folders, buckets, written = [], [], []
         for i in range(self.args.rounds):
             store = self.cluster.folder / f"store{i}"
             ways = [lambda: folders.append(self.prefill(store, f"round-{i}")), lambda: buckets.append(self.prefill(URI, f"round-{i}"))]
             for way in ways if i % 2 == 0 else reversed(ways):
                 way()
             shutil.rmtree(store)
-            self.tell("prefill", folder_s=folders[-1][0], bucket_s=buckets[-1][0])
+            written += [self.written(i)] if self.args.rclone else []
+            self.tell("prefill", folder_s=folders[-1][0], bucket_s=buckets[-1][0], **({"written_s": written[-1]} if written else {}))
         (one, one_cpu), (other, other_cpu) = (map(statistics.median, zip(*way)) for way in (folders, buckets))
         self.tell("prefill", rounds=self.args.rounds, folder_s=one, bucket_s=other, bucket_of_folder=other / one, folder_cpu_s=one_cpu,
-                  bucket_cpu_s=other_cpu, tokens=self.size()["tokens"])
+                  bucket_cpu_s=other_cpu, tokens=self.size()["tokens"], bytes=self.size()["bytes"],
+                  **({"written_s": statistics.median(written)} if written else {}))
 
     def size(self):
         return next(one for one in json.loads(self.cluster.run("ls", "--store", URI, "--json").stdout)["contexts"]
@@ -119,6 +138,7 @@ def main():
     parser.add_argument("--threads", type=int, default=2, help="of prefill and replica; what is left is the bucket's")
     parser.add_argument("--cores", type=int, default=0, help="that prefill and pull run on, from core 0; the bucket has the others (default: all share all)")
     parser.add_argument("--device", default="cpu", help="of prefill (default cpu)")
+    parser.add_argument("--rclone", type=path, help="beside prefill it writes the same objects into the bucket")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--what", nargs="+", choices=("prefill", "cold"), default=["prefill", "cold"])
     args = parser.parse_args()

@@ -66,7 +66,8 @@ class MadeUpLayer {
 
   // q [q_heads, head_dim]. Merging the spans is not timed.
   absl::Status AttendAll(const float* q) const {
-    const std::vector<RowRange> spans = kvstore::AttendSpans(zone_);
+    const std::vector<RowRange> spans =
+        kvstore::AttendCut(zone_, /*tokens=*/1, shape_.kv_heads, pool_->threads() + 1);
     const auto count = static_cast<int64_t>(spans.size());
     const int64_t d = shape_.head_dim, group = shape_.group(), width = group * (d + 1);
     std::vector<float> states(static_cast<size_t>(shape_.kv_heads * count * width));

@@ -20,6 +20,7 @@ import provenance
 SETTINGS = {
     "default": [],  # as planned for so many threads
     "store": ["--zone", "store"],
+    "selected": ["--plan", "store"],
     "host": ["--zone", "host"],
     "dense": ["--zone", "host", "--top-k", "all"],
 }

@@ -19,17 +19,38 @@ void FillAddresses(const Rows& rows, RowRange range, std::vector<const void*>& a
   });
 }
 
+// Parts that keep a thread busy enough until the last ones.
+constexpr int64_t kPartsPerThread = 4;
+// Each block has a state of its own: so few tokens, so few blocks.
+constexpr int64_t kCutTokens = 8, kMostBlocks = 128;
+
+int64_t PartsOf(RowRange zone, int64_t rows) { return (zone.rows() + rows - 1) / rows; }
+
+bool MayCutSpans(RowRange zone, int64_t tokens) {
+  return tokens <= kCutTokens && PartsOf(zone, kAttendBlockRows) <= kMostBlocks;
+}
+
 }  // namespace
 
-std::vector<RowRange> AttendSpans(RowRange zone) {
-  std::vector<RowRange> spans;
+int64_t AttendSpanLength(RowRange zone) {
   const int64_t even = (zone.rows() + kAttendMaxSpans - 1) / kAttendMaxSpans;
   const int64_t whole_blocks = (even + kAttendBlockRows - 1) / kAttendBlockRows * kAttendBlockRows;
-  const int64_t rows = std::max(kAttendSpanRows, whole_blocks);
+  return std::max(kAttendSpanRows, whole_blocks);
+}
+
+std::vector<RowRange> AttendCut(RowRange zone, int64_t tokens, int64_t kv_heads, int threads) {
+  const int64_t length = AttendSpanLength(zone);
+  const bool enough = PartsOf(zone, length) * kv_heads >= kPartsPerThread * threads;
+  const int64_t rows = !enough && MayCutSpans(zone, tokens) ? kAttendBlockRows : length;
+  std::vector<RowRange> cut;
   for (Position at = zone.begin; at < zone.end; at += rows) {
-    spans.push_back({at, std::min(zone.end, at + rows)});
+    cut.push_back({at, std::min(zone.end, at + rows)});
   }
-  return spans;
+  return cut;
+}
+
+int64_t AttendMostCut(RowRange zone, int64_t tokens) {
+  return PartsOf(zone, MayCutSpans(zone, tokens) ? kAttendBlockRows : AttendSpanLength(zone));
 }
 
 absl::Status AttendSpan(const AttendSpanParams& p) {

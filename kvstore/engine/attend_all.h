@@ -3,7 +3,8 @@
 // Math:   the zone is cut into spans and these into blocks of kAttendBlockRows rows; (out, lse) of
 //         blocks are merged in order within a span and those of spans in order. The cut depends on
 //         the zone alone: results have the same bits on any number of threads.
-// Errors: DataLoss from rows; Cancelled.     Threads: reentrant; a span is the unit of work.
+// Errors: DataLoss from rows; Cancelled.     Threads: reentrant; a span is the unit of work, or a block, where
+//         tokens are few and spans too few for many threads.
 #pragma once
 
 #include <atomic>
@@ -20,8 +21,13 @@ inline constexpr int64_t kAttendBlockRows = 512;
 inline constexpr int64_t kAttendSpanRows = 1024;  // at least, and a multiple of a block
 inline constexpr int64_t kAttendMaxSpans = 32;
 
-// Spans of the zone, in order; none for an empty zone.
-std::vector<RowRange> AttendSpans(RowRange zone);
+// Of every span of the zone but the last.
+int64_t AttendSpanLength(RowRange zone);
+
+// What threads take, in order: the spans, or their blocks; none for an empty zone.
+std::vector<RowRange> AttendCut(RowRange zone, int64_t tokens, int64_t kv_heads, int threads);
+// The most that AttendCut returns, whatever the heads and threads.
+int64_t AttendMostCut(RowRange zone, int64_t tokens);
 
 struct AttendSpanParams {
   const MappedHead* rows = nullptr;

@@ -43,7 +43,7 @@ int64_t QueryReply::ResultBytes(const QueryRequest& r, const OpenContext& contex
   }
   if (r.want == Want::kAttend) {
     const bool all = select::Covers(r.selection, zone.rows());
-    const int64_t states = all ? std::max<int64_t>(1, AttendSpans(zone).size()) : 1;
+    const int64_t states = all ? std::max<int64_t>(1, AttendMostCut(zone, r.tokens)) : 1;
     bytes += 4 * states * r.tokens * shape.q_heads * (shape.head_dim + 1);
   } else if (!select::IsAll(r.selection)) {
     const int64_t scores = r.want == Want::kRows ? 0 : 4 * shape.group();
@@ -377,37 +377,50 @@ absl::Status QueryReply::EstimateRestOf(int64_t token, int32_t kv_head, ThreadPo
 
 absl::Status QueryReply::RunAttendAll(ThreadPool& pool) {
   const AttentionShape& shape = context().shape();
-  const std::vector<RowRange> spans = AttendSpans(zone_);
+  const std::vector<RowRange> cut =
+      AttendCut(zone_, request_.tokens, shape.kv_heads, pool.threads() + 1);
   const int64_t q_rows = request_.tokens * shape.q_heads;
   std::fill(lse_.begin(), lse_.end(), -INFINITY);
-  // The states of span 0 are out_ and lse_; those of the others follow one another here.
-  const size_t others = spans.empty() ? 0 : spans.size() - 1;
-  std::vector<float> out(others * out_.size()), lse(others * lse_.size());
-  const auto out_of = [&](size_t s) { return s == 0 ? out_.data() : &out[(s - 1) * out_.size()]; };
-  const auto lse_of = [&](size_t s) { return s == 0 ? lse_.data() : &lse[(s - 1) * lse_.size()]; };
-  const auto units = static_cast<int64_t>(spans.size()) * shape.kv_heads;
-  RETURN_IF_ERROR(ForEach(pool, units, [&](int64_t i) {
-    const size_t s = static_cast<size_t>(i / shape.kv_heads);
+  // The states of part 0 are out_ and lse_; those of the others follow one another here.
+  const size_t others = cut.empty() ? 0 : cut.size() - 1;
+  const auto out = std::make_unique_for_overwrite<float[]>(others * out_.size());
+  const auto lse = std::make_unique_for_overwrite<float[]>(others * lse_.size());
+  const auto out_of = [&](size_t p) { return p == 0 ? out_.data() : &out[(p - 1) * out_.size()]; };
+  const auto lse_of = [&](size_t p) { return p == 0 ? lse_.data() : &lse[(p - 1) * lse_.size()]; };
+  const auto units = static_cast<int64_t>(cut.size()) * shape.kv_heads;
+  // One thread looks after the budget meanwhile.
+  RETURN_IF_ERROR(ForEach(pool, units + 1, [&](int64_t i) -> absl::Status {
+    if (i == units) {
+      context().EnforceBudget();
+      return absl::OkStatus();
+    }
+    const size_t p = static_cast<size_t>(i / shape.kv_heads);
     const int32_t kv_head = static_cast<int32_t>(i % shape.kv_heads);
     const int64_t first_q_head = int64_t{kv_head} * shape.group();
-    context().Touch(request_.layer);
+    context().TouchAlone(request_.layer);
     AttendSpanParams params;
     params.rows = heads_[kv_head].get();
-    params.span = spans[s];
+    params.span = cut[p];
     params.queries = QueriesOf(0, kv_head);
     params.tokens = request_.tokens;
     params.query_stride = int64_t{shape.q_heads} * shape.head_dim;
     params.group = shape.group();
     params.scale = context().scale();
     params.cancelled = &slot_.session().cancelled();
-    params.out = out_of(s) + first_q_head * shape.head_dim;
+    params.out = out_of(p) + first_q_head * shape.head_dim;
     params.out_stride = params.query_stride;
-    params.lse = lse_of(s) + first_q_head;
+    params.lse = lse_of(p) + first_q_head;
     params.lse_stride = shape.q_heads;
     return AttendSpan(params);
   }));
-  for (size_t s = 1; s < spans.size(); ++s) {
-    kernels::MergeStates(out_.data(), lse_.data(), out_of(s), lse_of(s), q_rows, shape.head_dim);
+  const auto merge = [&](size_t into, size_t p) {
+    kernels::MergeStates(out_of(into), lse_of(into), out_of(p), lse_of(p), q_rows, shape.head_dim);
+  };
+  const int64_t length = AttendSpanLength(zone_);
+  for (size_t first = 0, next; first < cut.size(); first = next) {  // of a span
+    for (next = first + 1; next < cut.size() && cut[next].begin < cut[first].begin + length; ++next)
+      merge(first, next);
+    if (first > 0) merge(0, first);
   }
   for (size_t i = 0; request_.measure_mass && i < units_.size(); ++i) {
     const float* lse_here =

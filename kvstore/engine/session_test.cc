@@ -656,13 +656,15 @@ TEST(AttendAll, SpansAndThreads_ChangeNoBit) {
     const auto engine = *Engine::Create(config, *Store::Open(dir + "/store", StoreMode::kReadOnly));
     const auto session = engine->OpenSession(context.Opening(3, 5));
     CARREL_ASSERT_OK(session);
-    EXPECT_GE(AttendSpans((*session)->zone()).size(), 4u);
     const auto answer = AskAndCollect(**session, 1, request);
     CARREL_ASSERT_OK(answer);
     answers.push_back(*answer);
   }
   EXPECT_EQ(answers[0].heads, answers[1].heads);
   EXPECT_EQ(answers[0].heads, answers[2].heads);
+  // Few threads took spans, many their blocks.
+  const RowRange whole{3, spec.tokens - 5};
+  EXPECT_LT(AttendCut(whole, 2, 1, 1).size(), AttendCut(whole, 2, 1, 5).size());
   std::vector<Position> zone;
   for (Position j = 3; j < spec.tokens - 5; ++j) zone.push_back(j);
   std::vector<float> out;
@@ -671,19 +673,24 @@ TEST(AttendAll, SpansAndThreads_ChangeNoBit) {
   EXPECT_LT(RelativeError({&answers[0].heads[0].out[spec.shape.head_dim], out.size()}, out), 1e-5);
 }
 
-TEST(AttendSpans, AnyZone_IsCoveredOnceInOrder) {
-  for (int64_t rows : {int64_t{0}, int64_t{1}, kAttendSpanRows, kAttendSpanRows + 1,
+TEST(AttendCut, AnyZone_IsCoveredOnceInOrder) {
+  for (int64_t rows : {int64_t{0}, int64_t{1}, kAttendSpanRows, kAttendSpanRows + 1, int64_t{60000},
                        int64_t{1000000}, int64_t{1} << 24}) {
-    const RowRange zone{7, 7 + rows};
-    const std::vector<RowRange> spans = AttendSpans(zone);
-    EXPECT_LE(static_cast<int64_t>(spans.size()), kAttendMaxSpans);
-    Position at = zone.begin;
-    for (const RowRange& span : spans) {
-      EXPECT_EQ(span.begin, at);
-      EXPECT_GT(span.rows(), 0);
-      at = span.end;
+    for (const auto& [tokens, threads] : {std::pair{1, 1}, std::pair{1, 16}, std::pair{64, 16}}) {
+      const RowRange zone{7, 7 + rows};
+      const std::vector<RowRange> cut = AttendCut(zone, tokens, /*kv_heads=*/2, threads);
+      EXPECT_LE(static_cast<int64_t>(cut.size()), AttendMostCut(zone, tokens));
+      Position at = zone.begin;
+      for (const RowRange& part : cut) {
+        EXPECT_EQ(part.begin, at);
+        EXPECT_GT(part.rows(), 0);
+        // No part lies in two spans.
+        const int64_t length = AttendSpanLength(zone);
+        EXPECT_EQ((part.begin - 7) / length, (part.end - 1 - 7) / length);
+        at = part.end;
+      }
+      EXPECT_EQ(at, zone.end);
     }
-    EXPECT_EQ(at, zone.end);
   }
 }
 

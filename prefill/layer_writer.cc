@@ -186,14 +186,22 @@ absl::Status LayerWriter::Submit(LayerRows rows) {
   return absl::OkStatus();
 }
 
-absl::Status LayerWriter::Finish() {
-  absl::MutexLock lock(&mu_);
-  mu_.Await(absl::Condition(
-      +[](LayerWriter* w) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-        return (w->waiting_ == nullptr && w->busy_ == 0) || !w->status_.ok();
-      },
-      this));
-  return status_;
+absl::Status LayerWriter::Finish(const std::function<void(int32_t)>& tell) {
+  for (int32_t told = -1;;) {
+    bool done = false;
+    {
+      absl::MutexLock lock(&mu_);
+      const auto news = [this, told, &done]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+        done = (waiting_ == nullptr && busy_ == 0) || !status_.ok();
+        return done || (written_ != told);
+      };
+      mu_.Await(absl::Condition(&news));
+      if (!status_.ok()) return status_;
+      told = written_;
+    }
+    if (tell != nullptr) tell(told);
+    if (done) return absl::OkStatus();
+  }
 }
 
 LayerWriterTimes LayerWriter::times() const {

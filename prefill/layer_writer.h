@@ -76,7 +76,8 @@ class LayerWriter {
   ~LayerWriter();
 
   absl::Status Submit(LayerRows rows);
-  absl::Status Finish();  // waits for everything submitted
+  // Waits for everything submitted. tell: called here with written(), at first and whenever it grows.
+  absl::Status Finish(const std::function<void(int32_t)>& tell = nullptr);
   // Layers before written() are complete on disk.
   int32_t written() const;
   LayerWriterTimes times() const;

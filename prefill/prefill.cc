@@ -454,7 +454,7 @@ class Job {
     }
     computed_ = absl::Now();
     progress_.Update(1, "waiting for the last index");
-    RETURN_IF_ERROR(writer.Finish());
+    RETURN_IF_ERROR(writer.Finish([this](int32_t written) { TellSealed(written); }));
     report_.index_wait_seconds = absl::ToDoubleSeconds(waited + (absl::Now() - computed_));
     report_.writer = writer.times();
     return absl::OkStatus();

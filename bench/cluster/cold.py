@@ -46,26 +46,27 @@ class Bench:
         print(json.dumps({name: round(value, 4) if isinstance(value, float) else value for name, value in line.items()}), flush=True)
 
     def on_own_cores(self, work):
-        """Seconds of `work`, whose processes have the first cores alone, where these are set: a process takes those of its parent."""
+        """Seconds of `work` and what it returns, whose processes have the first cores alone, where these are set: a process takes those of its parent."""
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, range(self.args.cores) if self.args.cores else before)
         start = time.monotonic()
-        work()
+        done = work()
         seconds = time.monotonic() - start
         os.sched_setaffinity(0, before)
-        return seconds
+        return seconds, done
 
     def timed(self, *args):
         return self.on_own_cores(lambda: self.cluster.run(*args, timeout=3000))
 
     def prefill(self, store, name):
-        """Seconds, and CPU seconds."""
+        """Seconds, CPU seconds, and the share of the bytes that were sent while layers were computed."""
         staging = ["--staging", self.cluster.folder / "staging"] if store == URI else []
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds = self.timed("prefill", "--model", self.args.model, "--raw", "--input", self.file, "--store", store, "--name", name,
-                          "--threads", self.args.threads, "--device", self.args.device, "--quiet", *staging)
+        seconds, done = self.timed("prefill", "--model", self.args.model, "--raw", "--input", self.file, "--store", store, "--name", name,
+                                   "--threads", self.args.threads, "--device", self.args.device, "--quiet", "--json", *staging)
+        said = json.loads(done.stdout.strip().splitlines()[-1])
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, said.get("bytes_ahead", 0) / max(1, said.get("bytes", 1))
 
     def written(self, i):
         """Seconds in which rclone writes the first round's objects into another prefix of the bucket."""
@@ -77,7 +78,7 @@ class Bench:
         copy = [self.args.rclone, "copy", "--transfers", "8", "--s3-no-check-bucket"]
         if not objects.exists():
             subprocess.run([*copy, URI.replace("s3://", "s:"), objects], env=environment, check=True)
-        return self.on_own_cores(lambda: subprocess.run([*copy, objects, URI.replace("s3://", "s:") + f"-written-{i}"], env=environment, check=True))
+        return self.on_own_cores(lambda: subprocess.run([*copy, objects, URI.replace("s3://", "s:") + f"-written-{i}"], env=environment, check=True))[0]
 
     def prefills(self):
         folders, buckets, written = [], [], []
@@ -88,10 +89,10 @@ class Bench:
                 way()
             shutil.rmtree(store)
             written += [self.written(i)] if self.args.rclone else []
-            self.tell("prefill", folder_s=folders[-1][0], bucket_s=buckets[-1][0], **({"written_s": written[-1]} if written else {}))
-        (one, one_cpu), (other, other_cpu) = (map(statistics.median, zip(*way)) for way in (folders, buckets))
+            self.tell("prefill", folder_s=folders[-1][0], bucket_s=buckets[-1][0], sent_ahead=buckets[-1][2], **({"written_s": written[-1]} if written else {}))
+        (one, one_cpu, _), (other, other_cpu, ahead) = (map(statistics.median, zip(*way)) for way in (folders, buckets))
         self.tell("prefill", rounds=self.args.rounds, folder_s=one, bucket_s=other, bucket_of_folder=other / one, folder_cpu_s=one_cpu,
-                  bucket_cpu_s=other_cpu, tokens=self.size()["tokens"], bytes=self.size()["bytes"],
+                  bucket_cpu_s=other_cpu, sent_ahead=ahead, tokens=self.size()["tokens"], bytes=self.size()["bytes"],
                   **({"written_s": statistics.median(written)} if written else {}))
 
     def size(self):
@@ -102,7 +103,7 @@ class Bench:
         rounds, size = [], self.size()
         for i in range(self.args.rounds):
             store = self.cluster.folder / "pulled"
-            pull = self.timed("pull", "round-0", URI, "--store", store, "--quiet")
+            pull, _ = self.timed("pull", "round-0", URI, "--store", store, "--quiet")
             shutil.rmtree(store)
             rounds.append({"pull_s": pull, **self.first_answers(i + 1, size["bytes"])})
             self.tell("cold", **rounds[-1])

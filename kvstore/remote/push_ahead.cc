@@ -63,7 +63,9 @@ void PushAhead::Add(ContextId id, int64_t file, const std::string& path) {
 
 absl::Status PushAhead::Send(const Waiting& next) {
   if (pusher_ == nullptr) {
-    ASSIGN_OR_RETURN(pusher_, Pusher::Begin(bucket_, next.id, options_));
+    ASSIGN_OR_RETURN(std::unique_ptr<Pusher> begun, Pusher::Begin(bucket_, next.id, options_));
+    absl::MutexLock lock(&mu_);
+    pusher_ = std::move(begun);
     id_ = next.id.ToString();
   }
   if (next.id.ToString() != id_) {
@@ -98,12 +100,23 @@ void PushAhead::Run() {
 
 absl::StatusOr<Pushed> PushAhead::Publish(const std::string& name, ContextExport& from,
                                           const std::function<void(int64_t, int64_t)>& progress) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (pusher_ != nullptr) sent_ = pusher_->sent_bytes();
+  }
+  // What was added goes on its way meanwhile.
+  int64_t done = 0;
+  for (int64_t file = 0; file < from.files(); ++file) {
+    const absl::Status verified = from.VerifyFile(file);
+    if (!verified.ok()) return Annotate(verified, absl::StrCat("push: file ", file));
+    done += static_cast<int64_t>(from.File(file).size());
+    progress(done, from.bytes());
+  }
   EndThread();
   // It sends out of `from`, which may go when this returns.
   const absl::Cleanup ends = [this] { pusher_ = nullptr; };
   ASSIGN_OR_RETURN(const ContextId id, ContextIdOf(from.manifest()));
-  if (pusher_ != nullptr) sent_ = pusher_->sent_bytes();
-  const int64_t before = sent_;
+  const int64_t before = pusher_ == nullptr ? 0 : pusher_->sent_bytes();
   // What failed on the way leaves a pusher that sends no more: another one finds what is there.
   const bool anew = pusher_ == nullptr || !ahead_status().ok() || id_ != id.ToString();
   if (anew) {
@@ -113,11 +126,8 @@ absl::StatusOr<Pushed> PushAhead::Publish(const std::string& name, ContextExport
     pusher_ = std::move(next);
   }
   ASSIGN_OR_RETURN(StreamHeader header, HeaderOf(from));
-  int64_t done = 0;
   for (int64_t file = 0; file < from.files(); ++file) {
     const absl::string_view bytes = from.File(file);
-    const absl::Status verified = from.VerifyFile(file);
-    if (!verified.ok()) return Annotate(verified, absl::StrCat("push: file ", file));
     const auto taken = taken_.find(file);
     if (taken == taken_.end()) {
       RETURN_IF_ERROR(pusher_->AddFile(file, bytes, Sha256Hex(bytes), nullptr));
@@ -126,8 +136,6 @@ absl::StatusOr<Pushed> PushAhead::Publish(const std::string& name, ContextExport
                                               " bytes, what was sent ahead of it has ",
                                               taken->second));
     }
-    done += static_cast<int64_t>(bytes.size());
-    progress(done, from.bytes());
   }
   absl::StatusOr<Pushed> pushed = pusher_->Publish(name, std::move(header));
   if (pushed.ok() && anew) pushed->sent_bytes += before;

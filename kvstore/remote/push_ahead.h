@@ -70,7 +70,7 @@ class PushAhead {
   bool ended_ ABSL_GUARDED_BY(mu_) = false;  // none will follow
   bool dropped_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mu_);
-  // The thread's, then Publish's.
+  // The thread's, then Publish's, which looks at it before under mu_.
   std::unique_ptr<Pusher> pusher_;
   std::string id_;
   std::map<int64_t, int64_t> taken_;  // bytes of files that the pusher was given

@@ -98,9 +98,14 @@ bool Answering::Push(const std::string& piece) {
   return !reply_->gone();
 }
 
+// What a client hears whose answer was cut short though it waits for it.
+absl::Status Answering::Stopping() { return absl::UnavailableError("the server is stopping"); }
+
 void Answering::Done(const absl::StatusOr<serving::AnswerJob::Done>& done) {
   absl::MutexLock lock(&mu_);
   if (over_) return;
+  // Nobody wants it: the client has left, or hears that the server stops.
+  if (absl::IsCancelled(done.status())) return FailedLocked(Stopping());
   if (!done.ok()) return FailedLocked(done.status());
   const std::string finish = done->at_max_tokens ? "length" : "stop";
   const Usage usage = {.prompt_tokens = done->context_tokens + prompt_tokens_,
@@ -114,6 +119,7 @@ void Answering::Done(const absl::StatusOr<serving::AnswerJob::Done>& done) {
   figures_.prompt_ms = 1e3 * done->prompt_seconds;
   figures_.ms_per_token = done->ms_per_token();
   CountAnswer(reply_->gone() ? "left" : finish, usage, figures_);
+  if (done->left) return EndWith(Stopping());  // likewise, in the middle of it
   if (!stream_) {
     const std::string body = CompletionJson(head_, done->text, finish, usage, figures_);
     written_ = static_cast<int64_t>(body.size());
@@ -137,6 +143,10 @@ void Answering::Failed(const absl::Status& status) {
 
 void Answering::FailedLocked(const absl::Status& status) {
   CountAnswer(reply_->gone() ? "left" : "failed", {}, {});
+  EndWith(status);
+}
+
+void Answering::EndWith(const absl::Status& status) {
   visit_->Log("close", status, {.bytes = written_, .name = figures_.context});
   if (!begun_) {
     SendError(*reply_, status);

@@ -54,6 +54,8 @@ class Answering {
   void Begin() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Write(const std::string& piece) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void FailedLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EndWith(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  static absl::Status Stopping();
   void Over() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const CompletionHead head_;

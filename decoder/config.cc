@@ -8,6 +8,7 @@
 #include "absl/strings/str_split.h"
 #include "common/status.h"
 #include "decoder/lab_options.h"
+#include "decoder/select/method_type.h"
 
 namespace carrel::decoder {
 namespace {
@@ -39,8 +40,8 @@ absl::Status ValidateHeldZone(const RetrievalConfig& config) {
 // A zone in this host's memory that a GPU attends to.
 absl::Status ValidateGpuHostZone(const HostZoneOptions& zone, const RetrievalConfig& config) {
   const BankConfig& bank = zone.bank;
-  RETURN_IF_ERROR(ValidateCudaSelector(zone.selector));
-  if (config.prefetch != Prefetch::kOff && !SelectorForks(zone.selector))
+  RETURN_IF_ERROR(MethodOf(zone.selector).ValidateCuda(zone.selector));
+  if (config.prefetch != Prefetch::kOff && !MethodOf(zone.selector).forks())
     return absl::InvalidArgumentError(
         "zone=host with device=cuda: only method=hash chooses two layers' rows at once; prefetch "
         "must be off");
@@ -112,7 +113,7 @@ absl::Status ValidateDeviceConfig(const DeviceConfig& device, const RetrievalCon
   if (!cuda) return absl::InvalidArgumentError("zone=device needs device=cuda");
   if (config.measure)
     return absl::InvalidArgumentError("zone=device does not measure; zone=host and the store do");
-  return ValidateCudaSelector(on_device->selector);
+  return MethodOf(on_device->selector).ValidateCuda(on_device->selector);
 }
 
 const SelectorConfig* SelectorOf(const RetrievalConfig& config) {
@@ -145,7 +146,7 @@ bool NeedsHostRows(const RetrievalConfig& config, const DeviceConfig& device) {
   if (selector == nullptr || ScansHere(config, device)) return false;
   return (std::holds_alternative<HostZoneOptions>(config.zone) &&
           device.device == model::Device::kCpu) ||
-         config.rope != Rope::kTrained || SelectorNeedsHostRows(*selector);
+         config.rope != Rope::kTrained || MethodOf(*selector).needs_host_rows(*selector);
 }
 
 bool TakesHostRows(const RetrievalConfig& config, const DeviceConfig& device) {

@@ -81,7 +81,7 @@ struct DeviceZoneOptions {
 };
 using ZoneOptions = std::variant<PlainZoneOptions, HostZoneOptions, DeviceZoneOptions>;
 
-struct PlanOptions;  // plan/plan_options.h
+struct PlanOptions;  // plan/plan.h
 
 struct RetrievalConfig {
   // What the context must hold: its content id (Manifest), or the first 12 digits or more; empty:

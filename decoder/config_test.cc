@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "common/test_util.h"
+#include "decoder/select/method_type.h"
 
 namespace carrel::decoder {
 namespace {
@@ -194,12 +195,12 @@ TEST(ValidateTest, ZoneThatTheDecoderHolds_WhatOnlyAStoreOffers_IsRefused) {
 
 TEST(ValidateCudaSelectorTest, ParametersWithoutACudaForm_AreNamed) {
   const auto refused = [](const char* selector, const char* text) {
-    EXPECT_THAT(ValidateCudaSelector(*ParseSelector(selector)),
+    EXPECT_THAT(MethodOf(*ParseSelector(selector)).ValidateCuda(*ParseSelector(selector)),
                 StatusIs(absl::StatusCode::kInvalidArgument, text));
   };
   for (const char* served : {"exact", "hip:block_k=4,refresh=8", "infinitehip:preset=flash",
                              "hash:bits=64", "hash:codes=stored", "channels:by=k,share=16"}) {
-    CARREL_EXPECT_OK(ValidateCudaSelector(*ParseSelector(served)));
+    CARREL_EXPECT_OK(MethodOf(*ParseSelector(served)).ValidateCuda(*ParseSelector(served)));
   }
   refused("hip:block_q=32", "method=hip: block_q=32 has no CUDA form");
   refused("hip:ensemble=4", "ensemble=4");
@@ -210,11 +211,13 @@ TEST(ValidateCudaSelectorTest, ParametersWithoutACudaForm_AreNamed) {
 
 TEST(SelectorReadsKeysTest, CodesAndLabels_OnlyWhereTheyOversample) {
   for (const char* selector : {"hash:oversample=1", "channels:oversample=1"}) {
-    EXPECT_FALSE(SelectorReadsKeys(*ParseSelector(selector))) << selector;
+    EXPECT_FALSE(MethodOf(*ParseSelector(selector)).reads_keys(*ParseSelector(selector)))
+        << selector;
   }
   for (const char* selector : {"exact", "hip", "infinitehip", "hash", "channels",
                                "hash:oversample=2", "channels:oversample=auto"}) {
-    EXPECT_TRUE(SelectorReadsKeys(*ParseSelector(selector))) << selector;
+    EXPECT_TRUE(MethodOf(*ParseSelector(selector)).reads_keys(*ParseSelector(selector)))
+        << selector;
   }
 }
 

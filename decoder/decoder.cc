@@ -7,10 +7,8 @@
 #include "common/status.h"
 #include "decoder/fidelity.h"
 #include "decoder/generation.h"
-#include "decoder/plan/plan_options.h"
 #include "decoder/runner/query_drift.h"
 #include "decoder/select/host_rows.h"
-#include "decoder/zone/row_cache.h"
 #include "model/fingerprint.h"
 
 namespace carrel::decoder {
@@ -264,8 +262,6 @@ absl::Status Decoder::OpenZone(const retrieval::Opened& opened, const std::strin
       SelectionsOf(opened, checkpoint_.config, device_, config, promised_error_, promised_on_));
   if (const auto* const fidelity = std::get_if<FidelityOptions>(&config.selection))
     target_error_ = fidelity->target_error;
-  RETURN_IF_ERROR(
-      RowCache::Slots(config, checkpoint_.config.shape, selections, opened.zone.rows()).status());
   max_block_ = BlockTokens(config, checkpoint_.config.shape, selections, opened);
   RETURN_IF_ERROR(CheckDrift(opened.query_drift, checkpoint_.config.shape));
   return MakeSequence({.config = std::move(config),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 
@@ -10,6 +11,12 @@ namespace {
 
 // Steps between two measured numbers of rows, which are a factor of two apart.
 constexpr int64_t kSteps = 4;
+
+// By their Fidelity.
+constexpr struct {
+  absl::string_view name;
+  double error;
+} kFidelities[] = {{"fast", 0.05}, {"balanced", 0.03}, {"faithful", 0.016}};
 
 // A choice for one head: k rows leave this share of the layer's mean square.
 struct Choice {
@@ -49,22 +56,12 @@ const Choice& Cheapest(const std::vector<Choice>& choices, double price) {
 
 }  // namespace
 
-double TargetError(Fidelity fidelity) {
-  switch (fidelity) {
-    case Fidelity::kFast:
-      return 0.05;
-    case Fidelity::kBalanced:
-      return 0.03;
-    case Fidelity::kFaithful:
-      return 0.016;
-  }
-  return 0;
-}
+double TargetError(Fidelity fidelity) { return kFidelities[static_cast<size_t>(fidelity)].error; }
 
 absl::StatusOr<Fidelity> ParseFidelity(absl::string_view name) {
-  if (name == "fast") return Fidelity::kFast;
-  if (name == "balanced") return Fidelity::kBalanced;
-  if (name == "faithful") return Fidelity::kFaithful;
+  for (size_t i = 0; i < std::size(kFidelities); ++i) {
+    if (name == kFidelities[i].name) return static_cast<Fidelity>(i);
+  }
   return absl::InvalidArgumentError(
       absl::StrCat("fidelity=", name, " is none of fast, balanced, faithful"));
 }

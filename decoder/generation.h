@@ -15,7 +15,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "decoder/decoder.h"
-#include "decoder/runner/batch.h"
+#include "decoder/runner/runner.h"
 
 namespace carrel::decoder {
 

@@ -7,7 +7,7 @@
 #include "carrel/v1/context.pb.h"
 #include "common/machine_memory.h"
 #include "common/status.h"
-#include "decoder/plan/plan_options.h"
+#include "decoder/plan/plan.h"
 #include "decoder/select/host_rows.h"
 #include "kvstore/service/context_client.h"
 #include "library/machine_rates.h"

@@ -17,7 +17,6 @@
 #include "common/status.h"
 #include "common/steady_time.h"
 #include "decoder/client/resuming_client.h"
-#include "decoder/client/store_client_credentials.h"
 #include "decoder/client/store_client_grpc.h"
 #include "kvstore/service/context_client.h"
 #include "kvstore/service/warm_client.h"

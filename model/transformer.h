@@ -1,5 +1,5 @@
 // What:    the forward pass of one layer, with attention plugged in: dense for prefill
-//          (prefill/dense_attention.h), retrieval for decoding (decoder/runner/batch_attention.h).
+//          (prefill/dense_attention.h), retrieval for decoding (decoder/runner/cpu_runner.cc).
 // Ownership: the backend outlives it.
 #pragma once
 

@@ -4,7 +4,7 @@
 
 #include "common/test_util.h"
 #include "decoder/fidelity.h"
-#include "decoder/plan/plan_options.h"
+#include "decoder/plan/plan.h"
 #include "tests/world.h"
 
 namespace carrel {

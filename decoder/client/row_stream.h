@@ -1,5 +1,5 @@
-// What:   reads a range of rows of a layer from the store in order, a few requests ahead: the
-//         window at open, and dense layers under want = ROWS.
+// What:   reads rows from the store in order, a few requests ahead: a range of a layer (dense layers under want = ROWS),
+//         or ranges of every layer, several requests ahead: the window at open, and the zone if it is to be held here.
 // Errors: those of the store; DataLoss a reply that does not continue where the last one ended.
 // Ownership: the client outlives it.
 // Cost:   at most kRequestsAhead * Limits.max_fetch_rows rows are held.
@@ -10,6 +10,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "common/ids.h"
 #include "retrieval/session.h"
 
@@ -50,5 +51,22 @@ class RowStream {
   Position next_;
   std::deque<Request> in_flight_;
 };
+
+// A block of rows of one head: [rows, head_dim] bf16, unaligned, from position `first` on. In order
+// of layers, then ranges, then heads, then positions.
+struct ContextRows {
+  Layer layer;
+  KvHead head;
+  Position first = 0;
+  int64_t rows = 0;
+  const void* k = nullptr;
+  const void* v = nullptr;
+};
+
+// ranges: of each layer; what it returns stays valid until the next call.
+absl::Status ReadContextRows(retrieval::Session* client, const AttentionShape& shape,
+                             absl::FunctionRef<absl::Span<const RowRange>(Layer)> ranges,
+                             int64_t max_fetch_rows,
+                             absl::FunctionRef<absl::Status(const ContextRows&)> take);
 
 }  // namespace carrel::decoder

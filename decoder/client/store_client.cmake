@@ -1,5 +1,5 @@
 carrel_library(carrel_store_client
-  SOURCES client/resuming_client.cc client/store_client_credentials.cc client/store_client_grpc.cc client/wire.cc
+  SOURCES client/resuming_client.cc client/store_client_grpc.cc client/wire.cc
   DEPS carrel_common carrel_grpc carrel_retrieval)
 
 # A store of its own process, to be killed.

@@ -1,5 +1,5 @@
-// What:    a retrieval::Session over RetrievalService.Session: one stream. With store_client_credentials.h the
-//          only place of decoder/ that knows gRPC.
+// What:    a retrieval::Session over RetrievalService.Session: one stream; and gRPC's form of a login. The only place of
+//          decoder/ that knows gRPC.
 // Errors:  Unavailable no server at the address (names it) or the stream broke.
 // Threads: as Session's; a reader thread of the client's own receives. Destroying the client cancels
 //          the stream.
@@ -15,7 +15,9 @@
 
 namespace grpc {
 class Channel;
-}
+class ChannelArguments;
+class ChannelCredentials;
+}  // namespace grpc
 
 namespace carrel::decoder {
 
@@ -36,5 +38,13 @@ absl::StatusOr<std::unique_ptr<retrieval::Session>> OpenStoreChannel(
     const std::shared_ptr<grpc::Channel>& channel, absl::Duration deadline,
     const std::string& key = "", absl::Duration request_timeout = absl::InfiniteDuration(),
     const std::string& context = "");
+
+std::shared_ptr<grpc::ChannelCredentials> CredentialsOf(const ServerLogin& login);
+
+// Of a channel to an address: what keeps gRPC from asking a proxy for this machine itself.
+grpc::ChannelArguments ProxyArguments(const std::string& address);
+
+// A hint where no server answers: ", or it wants TLS (--tls-ca)".
+std::string HintOf(const ServerLogin& login);
 
 }  // namespace carrel::decoder

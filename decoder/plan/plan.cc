@@ -95,8 +95,6 @@ absl::StatusOr<Plan> MakePlan(const PlanQuestion& question, const Rates& rates) 
   return plan;
 }
 
-std::string DescribePlan(const Plan& plan) { return Line(plan.taken()); }
-
 std::string PlanTable(const Plan& plan) {
   std::string table = absl::StrCat("plan ", Line(plan.taken()), "\n");
   for (size_t i = 0; i < plan.ways.size(); ++i) {

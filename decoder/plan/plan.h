@@ -8,13 +8,17 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "common/ids.h"
+#include "decoder/config.h"
 #include "decoder/plan/rates.h"
 #include "decoder/plan/way.h"
+#include "decoder/select/host_rows.h"
 
 namespace carrel::decoder {
 
@@ -35,6 +39,21 @@ struct PlanQuestion {
   int64_t host_bytes = 0;  // of this host's memory, for rows that are pinned; 0: no bound
 };
 
+// What is left to the plan when a context is opened (RetrievalConfig::plan, which shares it): which zone, and whether all
+// rows are attended; and what the plan needs to know of this machine.
+struct PlanOptions {
+  std::shared_ptr<const Rates> rates;  // never null
+  std::optional<Way> way;              // this one, whatever it costs
+  // What these places take where they are chosen.
+  HostZoneOptions host;
+  DeviceZoneOptions device;
+  std::array<std::string, 3> unfit;  // as PlanQuestion
+  int64_t device_bytes = 0, host_bytes = 0;
+  // Rows of the context in this host's memory, for a place that takes them; null: they cannot be had. Called by the thread
+  // that opens.
+  std::function<absl::StatusOr<std::shared_ptr<const HostRows>>()> map_rows;
+};
+
 struct PlannedWay {
   Way way;
   double seconds = 0;  // of attention to the zone, per token
@@ -53,9 +72,8 @@ struct Plan {
 // FailedPrecondition: no way is left (names why each one is not).
 absl::StatusOr<Plan> MakePlan(const PlanQuestion& question, const Rates& rates);
 
-// "device-dense: dense attention on the GPU, 0.41 ms of a token, error 0"
-std::string DescribePlan(const Plan& plan);
-// The same with a line for each other way: its time, or why it is not taken.
+// "device-dense: dense attention on the GPU, 0.41 ms of a token, error 0", with a line for each other way: its time, or
+// why it is not taken.
 std::string PlanTable(const Plan& plan);
 
 }  // namespace carrel::decoder

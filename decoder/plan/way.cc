@@ -9,34 +9,16 @@
 namespace carrel::decoder {
 namespace {
 
-absl::string_view PlaceName(Place place) {
-  switch (place) {
-    case Place::kStore:
-      return "store";
-    case Place::kHost:
-      return "host";
-    case Place::kDevice:
-      return "device";
-  }
-  return "store";
-}
-
-absl::string_view Where(Place place) {
-  switch (place) {
-    case Place::kStore:
-      return "at the store";
-    case Place::kHost:
-      return "in this host's memory";
-    case Place::kDevice:
-      return "on the GPU";
-  }
-  return "";
-}
+// By their Place.
+constexpr struct {
+  const char *name, *where;
+} kPlaces[] = {
+    {"store", "at the store"}, {"host", "in this host's memory"}, {"device", "on the GPU"}};
 
 }  // namespace
 
 std::string WayName(Way way) {
-  return absl::StrCat(PlaceName(way.place), way.dense ? "-dense" : "");
+  return absl::StrCat(kPlaces[static_cast<size_t>(way.place)].name, way.dense ? "-dense" : "");
 }
 
 absl::StatusOr<Way> ParseWay(absl::string_view name) {
@@ -50,7 +32,8 @@ absl::StatusOr<Way> ParseWay(absl::string_view name) {
 }
 
 std::string DescribeWay(Way way) {
-  return absl::StrCat(way.dense ? "dense attention " : "selected rows ", Where(way.place));
+  return absl::StrCat(way.dense ? "dense attention " : "selected rows ",
+                      kPlaces[static_cast<size_t>(way.place)].where);
 }
 
 }  // namespace carrel::decoder

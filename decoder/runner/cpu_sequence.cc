@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "common/dtype.h"
 #include "common/status.h"
-#include "decoder/client/context_rows.h"
-#include "decoder/runner/batch.h"
+#include "decoder/client/row_stream.h"
+#include "decoder/runner/runner.h"
 #include "decoder/zone/make_zone.h"
 
 namespace carrel::decoder {

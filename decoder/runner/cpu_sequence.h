@@ -14,7 +14,6 @@
 #include "decoder/runner/repositioned_attention.h"
 #include "decoder/runner/sequence.h"
 #include "decoder/window/window.h"
-#include "decoder/zone/opened_context.h"
 #include "decoder/zone/zone_attention.h"
 #include "model/config.h"
 

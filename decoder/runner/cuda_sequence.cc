@@ -6,30 +6,20 @@
 #include "absl/strings/str_cat.h"
 #include "common/cuda/status.h"
 #include "common/status.h"
-#include "decoder/runner/cuda_runner.h"
 #include "decoder/zone/make_zone.h"
 #include "kernels/of_heads.h"
 
 namespace carrel::decoder {
 
-CudaSequence::CudaSequence(const OpenedContext& context, std::shared_ptr<CudaRunner> runner)
+CudaSequence::CudaSequence(const OpenedContext& context, std::shared_ptr<Runner> runner,
+                           int64_t weight_bytes)
     : Sequence(context.tokens),
       runner_(std::move(runner)),
       context_(context),
-      block_(std::min(CudaRunner::kBlockTokens, new_tokens_)),
+      block_(std::min(kBlockTokens, new_tokens_)),
       splits_(kernels::DecodeSplits(context_rows() + new_tokens_, shape_.kv_heads)),
-      most_given_up_(MostGivenUp(context.config, context.device, context.tokens)) {}
-
-CudaSequence::~CudaSequence() = default;
-
-Runner& CudaSequence::runner() { return *runner_; }
-
-absl::StatusOr<std::unique_ptr<CudaSequence>> CudaSequence::Open(
-    const OpenedContext& context, std::shared_ptr<CudaRunner> runner) {
-  std::unique_ptr<CudaSequence> sequence(new CudaSequence(context, std::move(runner)));
-  RETURN_IF_ERROR(sequence->Prepare());
-  return sequence;
-}
+      most_given_up_(MostGivenUp(context.config, context.device, context.tokens)),
+      weight_bytes_(weight_bytes) {}
 
 void CudaSequence::Lay(cuda::DeviceArena& arena) {
   workspace_ = arena.Take<uint8_t>(static_cast<int64_t>(
@@ -44,38 +34,37 @@ void CudaSequence::Lay(cuda::DeviceArena& arena) {
                 arena.Take<uint16_t>(2 * tokens * width())};
 }
 
-absl::Status CudaSequence::Prepare() {
+absl::Status CudaSequence::Plan(int64_t runner_bytes, int64_t runner_lacks) {
   ASSIGN_OR_RETURN(zone_, MakeCudaZone(context_));
   ASSIGN_OR_RETURN(const int64_t zone_bytes, zone_->Bytes());
   ASSIGN_OR_RETURN(const int64_t shareable, zone_->ShareableBytes());
-  const int64_t rows = context_rows() + new_tokens_;
-  const int64_t own = CudaWindow::Bytes(shape_, rows) + zone_bytes +
+  const int64_t own = CudaWindow::Bytes(shape_, context_rows() + new_tokens_) + zone_bytes +
                       cuda::DeviceArena::BytesOf([&](cuda::DeviceArena& arena) { Lay(arena); });
-  bytes_ = runner_->Bytes() + own;
+  runner_bytes_ = runner_bytes;
+  bytes_ = runner_bytes + own;
   const int64_t held = zone_->shareable_held() ? shareable : 0;
-  RETURN_IF_ERROR(
-      model::CheckGpuMemory(model::GpuReservation::all() + runner_->MissingBytes() + own - held,
-                            context_.device.gpu_memory));
+  RETURN_IF_ERROR(model::CheckGpuMemory(model::GpuReservation::all() + runner_lacks + own - held,
+                                        context_.device.gpu_memory));
   reserved_ = model::GpuReservation(own - shareable);
-  RETURN_IF_ERROR(runner_->Hold(context_.pool));
-  ASSIGN_OR_RETURN(window_, CudaWindow::Create(shape_, rows));
+  return absl::OkStatus();
+}
+
+absl::Status CudaSequence::Load(const cuda::Stream& stream) {
+  ASSIGN_OR_RETURN(window_, CudaWindow::Create(shape_, context_rows() + new_tokens_));
   ASSIGN_OR_RETURN(arena_, cuda::DeviceArena::Of([&](cuda::DeviceArena& arena) { Lay(arena); }));
-  // One of its own: others take steps meanwhile.
-  ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::Create());
   if (context_.client != nullptr) {
     RETURN_IF_ERROR(Annotate(LoadContextRows(), "reading rows of the context"));
     RETURN_IF_ERROR(zone_->Load(block_, stream));
   }
-  if (predicted_tokens() > 0) RETURN_IF_ERROR(LoadDrift());
-  RETURN_IF_ERROR(runner_->Capture(*this));
-  // The token that was run to capture it counts for nothing.
-  return zone_->Reset(stream);
+  return predicted_tokens() > 0 ? LoadDrift() : absl::OkStatus();
 }
 
 absl::Status CudaSequence::LoadContextRows() {
   const RowRange ranges[] = {{0, context_.zone.begin}, {context_.zone.end, context_.tokens}};
   return ReadContextRows(
-      context_.client, shape_, ranges, context_.max_fetch_rows, [&](const ContextRows& block) {
+      context_.client, shape_, [&](Layer) { return absl::MakeConstSpan(ranges); },
+      context_.max_fetch_rows,
+      [&](const ContextRows& block) {
         const int64_t at =
             block.first < context_.zone.begin ? block.first : block.first - context_.zone.rows();
         KeepLastRows(block, at);
@@ -211,8 +200,8 @@ Statistics CudaSequence::statistics() const {
     statistics.bytes_received = context_.client->bytes_received();
   }
   statistics.window_bytes = window_.bytes();
-  statistics.weight_bytes = runner_->WeightBytes();
-  statistics.shared_bytes = runner_->Bytes();
+  statistics.weight_bytes = weight_bytes_;
+  statistics.shared_bytes = runner_bytes_;
   statistics.device_bytes = bytes_;
   return statistics;
 }

@@ -1,9 +1,9 @@
 // What:   a sequence on a GPU: the window of the rows that are held there, the zone, wherever it lives, and
 //         the graphs of a step that it takes alone. What a step computes on the way is the runner's.
-// Errors: Open: as runner.h.
+// Errors: Plan, Load: as runner.h.
 // Ownership: as sequence.h.
-// Threads: one; Open: any, beside others' steps, which wait while it is captured.
-// Cost:   Open takes all memory, reads sink, local and what the zone holds, and runs one token.
+// Threads: one; Plan, Load: any, beside others' steps.
+// Cost:   Load takes all memory, and reads sink, local and what the zone holds.
 #pragma once
 
 #include <atomic>
@@ -15,14 +15,13 @@
 #include "common/cuda/arena.h"
 #include "common/cuda/graph.h"
 #include "common/cuda/stream.h"
-#include "decoder/client/context_rows.h"
-#include "decoder/runner/batch.h"
+#include "decoder/client/row_stream.h"
 #include "decoder/runner/query_drift.h"
-#include "decoder/runner/sequence.h"
+#include "decoder/runner/runner.h"
 #include "decoder/select/row_selector.h"
 #include "decoder/window/cuda_window.h"
 #include "decoder/zone/cuda_zone_attention.h"
-#include "decoder/zone/opened_context.h"
+#include "decoder/zone/zone_attention.h"
 #include "kernels/attention/window_attention/window_attention_cuda.h"
 #include "kernels/encode/query_drift/query_drift_cuda.h"
 #include "model/config.h"
@@ -30,22 +29,23 @@
 
 namespace carrel::decoder {
 
-class CudaRunner;
-
-// A step of one token each of the same sequences, enqueued anew in few calls.
-struct StepGraphs {
-  cuda::Graph whole;                         // where no zone asks this host
-  std::vector<cuda::Graph> project, attend;  // [layers], where one does
-  cuda::Graph end;
-};
+// A step of one token each of the same sequences, enqueued anew in few calls: where no zone asks this host one graph, else
+// of each layer what comes before the answer is waited for, projections and attention, and at last the end.
+using StepGraphs = std::vector<cuda::Graph>;
 
 class CudaSequence final : public Sequence {
  public:
-  static absl::StatusOr<std::unique_ptr<CudaSequence>> Open(const OpenedContext& context,
-                                                            std::shared_ptr<CudaRunner> runner);
-  ~CudaSequence() override;
+  static constexpr int64_t kBlockTokens = 256;  // of a slice, at most
 
-  Runner& runner() override;
+  // weight_bytes: of the device, that the runner holds.
+  CudaSequence(const OpenedContext& context, std::shared_ptr<Runner> runner, int64_t weight_bytes);
+  // Makes the zone, and reserves the memory of the device, if it and what the runner lacks are there. runner_bytes: all
+  // that the runner holds then.
+  absl::Status Plan(int64_t runner_bytes, int64_t runner_lacks);
+  // Takes that memory and fills it; the runner holds its own.
+  absl::Status Load(const cuda::Stream& stream);
+
+  Runner& runner() override { return *runner_; }
   CudaSequence* on_cuda() override { return this; }
   int64_t max_tokens() const override { return block_; }
   Statistics statistics() const override;
@@ -101,8 +101,6 @@ class CudaSequence final : public Sequence {
     std::string k, v;
   };
 
-  CudaSequence(const OpenedContext& context, std::shared_ptr<CudaRunner> runner);
-  absl::Status Prepare();
   // Plans its memory, or lays it out.
   void Lay(cuda::DeviceArena& arena);
   absl::Status LoadContextRows();
@@ -118,7 +116,7 @@ class CudaSequence final : public Sequence {
   int64_t predicted_tokens() const { return zone_->predicted_tokens(block_); }
   int64_t context_rows() const { return context_.tokens - context_.zone.rows(); }  // in the window
 
-  const std::shared_ptr<CudaRunner> runner_;
+  const std::shared_ptr<Runner> runner_;
   const OpenedContext context_;
   const AttentionShape& shape_ = context_.shape;
   const int64_t new_tokens_ = context_.device.new_tokens;  // that there is room for
@@ -133,7 +131,9 @@ class CudaSequence final : public Sequence {
   // odd layers: a layer is still learned from while the next is predicted.
   Drift drift_, stored_drift_;
   Predicted predicted_;
-  int64_t bytes_ = 0;  // of the device, planned; weights and the runner's, which others hold, too
+  // Of the device, planned: in all, and of it what others hold, too: the runner's, and of that weights.
+  int64_t bytes_ = 0, runner_bytes_ = 0;
+  const int64_t weight_bytes_;
   model::GpuReservation reserved_;
   std::vector<StepGraphs> graphs_;
 

@@ -20,7 +20,7 @@
 
 #include "absl/status/statusor.h"
 #include "decoder/statistics.h"
-#include "decoder/zone/opened_context.h"
+#include "decoder/zone/zone_attention.h"
 #include "model/config.h"
 #include "model/transformer.h"
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "decoder/select/cuda_choices.h"
 #include "decoder/select/cuda_methods.h"
 #include "decoder/select/key_scores.h"
 #include "kernels/of_heads.h"

@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/cuda/arena.h"
-#include "decoder/select/cuda_head_budgets.h"
+#include "decoder/select/cuda_methods.h"
 #include "decoder/select/cuda_row_selector.h"
 
 namespace carrel::decoder {

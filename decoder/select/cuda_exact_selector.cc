@@ -1,4 +1,3 @@
-#include "decoder/select/cuda_head_budgets.h"
 #include "decoder/select/cuda_methods.h"
 #include "kernels/of_heads.h"
 #include "kernels/score/dot_score/dot_score_cuda.h"

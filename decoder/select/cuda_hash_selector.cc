@@ -5,10 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "common/bf16.h"
 #include "decoder/select/cuda_candidates.h"
-#include "decoder/select/cuda_choices.h"
 #include "decoder/select/cuda_methods.h"
-#include "decoder/select/hash_selector.h"
-#include "decoder/select/rotations.h"
+#include "decoder/select/hash_codes.h"
 #include "kernels/encode/hash_encode/hash_encode.h"
 #include "kernels/encode/row_sum/row_sum.h"
 #include "kernels/of_heads.h"
@@ -175,7 +173,11 @@ class CudaHashSelector final : public CudaRowSelector {
       if (shape_.dense(layer)) continue;
       const LayerKeys& state = layers_[layer.value()];
       for (KvHead head(0); head.value() < shape_.heads.kv_heads; head = head.next()) {
-        ASSIGN_OR_RETURN(const HeadCodes codes, CodesOf(rows, layer, head));
+        ASSIGN_OR_RETURN(const HeadCodes codes, StoredCodesOf(rows, layer, head, d));
+        if (codes.bits != bits_) {
+          return absl::DataLossError(absl::StrCat("method=hash: layer ", layer.value(), " kv_head ",
+                                                  head.value(), ": codes do not fit the context"));
+        }
         const int64_t count = shape_.zone.rows() * words;
         RETURN_IF_ERROR(CopyToDevice(state.codes + head.value() * count,
                                      codes.words.data() + shape_.zone.begin * words,
@@ -268,20 +270,6 @@ class CudaHashSelector final : public CudaRowSelector {
       }
     }
     return scores;
-  }
-
-  absl::StatusOr<HeadCodes> CodesOf(const HostRows& rows, Layer layer, KvHead head) const {
-    absl::StatusOr<HeadCodes> codes = rows.StoredCodes(layer, head);
-    const std::string what =
-        absl::StrCat("method=hash: layer ", layer.value(), " kv_head ", head.value());
-    RETURN_IF_ERROR(Annotate(codes.status(), what));
-    if (codes->bits != bits_ ||
-        static_cast<int64_t>(codes->words.size()) != rows.tokens() * bits_ / 32 ||
-        static_cast<int64_t>(codes->directions.size()) != bits_ * shape_.heads.head_dim ||
-        codes->decoder.size() != codes->directions.size()) {
-      return absl::DataLossError(absl::StrCat(what, ": codes do not fit the context"));
-    }
-    return codes;
   }
 
   const HashConfig config_;

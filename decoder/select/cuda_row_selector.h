@@ -28,6 +28,8 @@
 #include "decoder/select/row_selector.h"
 #include "decoder/select/selector_config.h"
 #include "kernels/kv_view.h"
+#include "kernels/select/code_topk/code_topk.h"
+#include "kernels/select/rescore_rows/rescore_rows.h"
 
 namespace carrel::decoder {
 
@@ -36,7 +38,7 @@ namespace carrel::decoder {
 struct CudaKeys {
   std::vector<kernels::KvView> layers;
   // Of a layer that is empty in `layers`: readable until the next call. Only for methods that read
-  // keys while they are made and never after (not SelectorReadsKeys).
+  // keys while they are made and never after (not MethodType::reads_keys).
   std::function<absl::StatusOr<kernels::KvView>(Layer)> unpack;
 
   const kernels::KvView& of(Layer layer) const {
@@ -73,8 +75,6 @@ struct CudaSelection {
   int64_t total_rows = -1;
 };
 
-struct CudaChoices;
-
 // Attention to selected rows: out [q_heads, head_dim], lse [q_heads] f32.
 struct CudaAttendSelected {
   float* out = nullptr;
@@ -89,11 +89,24 @@ struct CudaChoice {
   CudaAttendSelected attend = {};
 };
 
+class CudaRowSelector;
+
+// What some sequences' methods enqueue to choose rows of one layer, to be launched at once; what a method's kernels do
+// for one sequence only is launched one by one. Each chooses what it would choose alone. What params point to is the
+// sequences' own and outlives the launch, which only enqueues and can be captured.
+struct CudaChoices {
+  std::vector<kernels::CodeTopKParams> by_codes;
+  std::vector<std::pair<const CudaRowSelector*, CudaChoice>> alone;
+  std::vector<kernels::RescoreRowsParams> by_keys;  // of what these chose
+
+  absl::Status Launch(const cuda::Stream& stream) const;
+};
+
 // What a selector is made of; of memory that is only planned: shape and host_rows.
 struct CudaSelectorInput {
   const CudaZoneShape& shape;
   const CudaKeys& keys;
-  const HostRows* host_rows;  // of SelectorNeedsHostRows, otherwise null
+  const HostRows* host_rows;  // of MethodType::needs_host_rows, otherwise null
   ThreadPool* pool = nullptr;
   const cuda::Stream* stream = nullptr;
 };
@@ -153,7 +166,7 @@ absl::StatusOr<int64_t> CudaAnotherBytes(const SelectorConfig& config, const Cud
                                          const HostRows* host_rows,
                                          const std::vector<int64_t>* ahead = nullptr);
 
-// host_rows: of SelectorNeedsHostRows, otherwise null. Reads keys and waits for the stream.
+// host_rows: of MethodType::needs_host_rows, otherwise null. Reads keys and waits for the stream.
 absl::StatusOr<std::unique_ptr<CudaRowSelector>> MakeCudaRowSelector(
     const SelectorConfig& config, const CudaZoneShape& shape, const CudaKeys& keys,
     const HostRows* host_rows, ThreadPool* pool, const cuda::Stream& stream);

@@ -8,6 +8,7 @@
 #include "decoder/select/cuda_methods.h"
 #include "decoder/select/cuda_row_selector.h"
 #include "decoder/select/key_scores.h"
+#include "decoder/select/method_type.h"
 #include "decoder/select/random_rows.h"
 #include "kernels/select/rescore_rows/rescore_rows.h"
 
@@ -331,7 +332,7 @@ TEST_P(CudaRowSelectorGpuTest, Another_ChoosesWhatTheFirstDoes_AndLeavesItsChoic
   CARREL_ASSERT_OK(first);
   const auto another = (*first)->Another();
   CARREL_ASSERT_OK(another);
-  ASSERT_EQ(*another != nullptr, SelectorForks(config));
+  ASSERT_EQ(*another != nullptr, MethodOf(config).forks());
   if (*another == nullptr) return;
   EXPECT_EQ((*another)->bytes(), *CudaAnotherBytes(config, shape, &stored));
   const Layer layer(0);

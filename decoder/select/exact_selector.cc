@@ -27,12 +27,26 @@ class ExactSelector final : public RowSelector {
 
   void Select(const SelectRequest& request, SelectedRows& selection) override {
     thread_local std::vector<float> scores;
-    const int64_t d = shape_.head_dim, n = zone_.rows();
-    const float scale = 1.0f / std::sqrt(static_cast<float>(d));
+    const int64_t n = zone_.rows();
     const HeadView& rows = rows_.At(request.layer, request.head);
+    scores.resize(static_cast<size_t>(request.queries * n));
+    if (request.placement != nullptr && request.placement->chunk_indexed) {
+      ScorePlaced(request, rows, scores);
+    } else {
+      Score(request, rows, scores.data());
+    }
+    selection.visited += n;
+    selection.keys_scored += n;
+    selection.bytes_read += n * rows.row_bytes;
+    SelectByGroupScore(scores, request.queries, zone_, request.budget, selection.rows,
+                       selection.bound);
+  }
+
+ private:
+  void Score(const SelectRequest& request, const HeadView& rows, float* scores) const {
+    const int64_t d = shape_.head_dim, n = zone_.rows();
     const float* q = request.q;
     if (request.placement != nullptr) {
-      if (request.placement->chunk_indexed) return SelectPlaced(request, rows, selection);
       // All keys stand at one distance: the queries are turned instead.
       thread_local std::vector<float> turned;
       turned.resize(static_cast<size_t>(request.queries * d));
@@ -42,33 +56,24 @@ class ExactSelector final : public RowSelector {
       }
       q = turned.data();
     }
-    scores.resize(static_cast<size_t>(request.queries * n));
     // Heads alone are too few to keep all cores busy.
-    pool_->ParallelFor((n + kPieceRows - 1) / kPieceRows, [&, out = scores.data()](int64_t piece) {
+    pool_->ParallelFor((n + kPieceRows - 1) / kPieceRows, [&](int64_t piece) {
       const Position end = std::min(zone_.end, zone_.begin + (piece + 1) * kPieceRows);
       for (Position at = zone_.begin + piece * kPieceRows; at < end;) {
         const int64_t count = rows.Contiguous(at, end);
-        kernels::DotScore(q, request.queries, d, rows.Key(at), count, scale,
-                          out + (at - zone_.begin), n);
+        kernels::DotScore(q, request.queries, d, rows.Key(at), count, scale_,
+                          scores + (at - zone_.begin), n);
         at += count;
       }
     });
-    selection.visited += n;
-    selection.keys_scored += n;
-    selection.bytes_read += n * rows.row_bytes;
-    SelectByGroupScore(scores, request.queries, zone_, request.budget, selection.rows,
-                       selection.bound);
   }
 
- private:
   // Chunk-indexed: every row is a chunk of its own, and stands as far away as it is.
-  void SelectPlaced(const SelectRequest& request, const HeadView& rows,
-                    SelectedRows& selection) const {
-    thread_local std::vector<float> key, scores;
-    scores.resize(static_cast<size_t>(request.queries * zone_.rows()));
+  void ScorePlaced(const SelectRequest& request, const HeadView& rows,
+                   std::vector<float>& scores) const {
+    thread_local std::vector<float> key;
     const KeyPlacement& placement = *request.placement;
     const int64_t d = shape_.head_dim, n = zone_.rows();
-    const float scale = 1.0f / std::sqrt(static_cast<float>(d));
     key.resize(static_cast<size_t>(d));
     for (int64_t j = 0; j < n; ++j) {
       WidenToFloat(DType::kBf16, rows.Key(zone_.begin + j), d, key.data());
@@ -76,20 +81,16 @@ class ExactSelector final : public RowSelector {
       for (int64_t h = 0; h < request.queries; ++h) {
         float sum = 0;
         for (int64_t c = 0; c < d; ++c) sum += request.q[h * d + c] * key[static_cast<size_t>(c)];
-        scores[static_cast<size_t>(h * n + j)] = scale * sum;
+        scores[static_cast<size_t>(h * n + j)] = scale_ * sum;
       }
     }
-    selection.visited += n;
-    selection.keys_scored += n;
-    selection.bytes_read += n * rows.row_bytes;
-    SelectByGroupScore(scores, request.queries, zone_, request.budget, selection.rows,
-                       selection.bound);
   }
 
   const AttentionShape shape_;
   const RowRange zone_;
   const HostRows& rows_;
   ThreadPool* const pool_;
+  const float scale_ = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
 };
 
 class ExactMethodType final : public MethodType {

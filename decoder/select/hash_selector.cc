@@ -1,7 +1,4 @@
-#include "decoder/select/hash_selector.h"
-
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -10,30 +7,17 @@
 #include "absl/synchronization/mutex.h"
 #include "common/dtype.h"
 #include "common/status.h"
+#include "decoder/select/hash_codes.h"
 #include "decoder/select/key_scores.h"
 #include "decoder/select/method_type.h"
-#include "decoder/select/rotations.h"
 #include "decoder/select/row_selector.h"
+#include "kernels/score/block_hamming/block_hamming.h"
 #include "kernels/score/code_score/code_score.h"
 #include "kernels/score/dot_score/dot_score.h"
 #include "kernels/score/group_score/group_score.h"
 
 namespace carrel::decoder {
 namespace {
-
-void Encode(const std::vector<float>& directions, int64_t bits, int64_t d, const float* x,
-            uint32_t* words) {
-  for (int64_t w = 0; w < bits / 32; ++w) {
-    uint32_t word = 0;
-    for (int64_t b = 0; b < 32; ++b) {
-      const float* direction = &directions[static_cast<size_t>((w * 32 + b) * d)];
-      float dot = 0;
-      for (int64_t c = 0; c < d; ++c) dot += direction[c] * x[c];
-      word |= static_cast<uint32_t>(dot > 0) << b;
-    }
-    words[w] = word;
-  }
-}
 
 HeadCodes RandomCodes(const HashConfig& config, const HeadView& rows, RowRange zone, int64_t d) {
   constexpr int64_t kRowsAtOnce = 256;  // their products stay in the cache
@@ -98,130 +82,77 @@ std::vector<uint8_t> BlocksOf(const HeadCodes& codes, const std::vector<int64_t>
   return blocks;
 }
 
-// Compiled once for any processor and once for those that count bits in one instruction.
-[[gnu::always_inline]] inline void AddDifferences(const uint32_t* query, const uint32_t* codes,
-                                                  int64_t words, int64_t rows, int32_t* out) {
-  for (int64_t j = 0; j < rows; ++j) {
-    int32_t different = 0;
-    for (int64_t w = 0; w < words; ++w) different += std::popcount(query[w] ^ codes[j * words + w]);
-    out[j] += different;
-  }
-}
-
-#if defined(__x86_64__)
-[[gnu::target("popcnt")]] void AddDifferencesFast(const uint32_t* query, const uint32_t* codes,
-                                                  int64_t words, int64_t rows, int32_t* out) {
-  AddDifferences(query, codes, words, rows, out);
-}
-bool CountsBitsFast() {
-  static const bool fast = __builtin_cpu_supports("popcnt");
-  return fast;
-}
-#endif
-
-void CountDifferences(const uint32_t* query, const uint32_t* codes, int64_t words, int64_t rows,
-                      int32_t* out) {
-#if defined(__x86_64__)
-  if (CountsBitsFast()) return AddDifferencesFast(query, codes, words, rows, out);
-#endif
-  AddDifferences(query, codes, words, rows, out);
-}
-
-// Rows by how many bits agree, over the queries.
-class SignScores {
+// What a row's bits tell of it: the best query's score; or, of signs, how many agree with the queries' own.
+class CodeScores {
  public:
-  SignScores(const AttentionShape& shape, RowRange zone, std::vector<HeadCodes> codes)
-      : shape_(shape), rows_(zone.rows()), codes_(std::move(codes)) {}
-
-  int64_t bytes() const {
-    size_t bytes = 0;
-    for (const HeadCodes& codes : codes_) {
-      bytes += 4 * (codes.words.size() + codes.directions.size());
-    }
-    return static_cast<int64_t>(bytes);
-  }
-
-  // scores [rows]
-  void Score(const SelectRequest& request, std::vector<float>& scores) const {
-    thread_local std::vector<int32_t> different;
-    const HeadCodes& codes = codes_[IndexOf(shape_, request)];
-    const int64_t words = codes.bits / 32;
-    std::vector<uint32_t> query(static_cast<size_t>(words));
-    different.assign(static_cast<size_t>(rows_), 0);
-    for (int64_t h = 0; h < request.queries; ++h) {
-      Encode(codes.directions, codes.bits, shape_.head_dim, request.q + h * shape_.head_dim,
-             query.data());
-      CountDifferences(query.data(), codes.words.data(), words, rows_, different.data());
-    }
-    scores.resize(static_cast<size_t>(rows_));
-    for (size_t j = 0; j < scores.size(); ++j) scores[j] = -static_cast<float>(different[j]);
-  }
-
-  static size_t IndexOf(const AttentionShape& shape, const SelectRequest& request) {
-    return static_cast<size_t>(request.layer.value()) * static_cast<size_t>(shape.kv_heads) +
-           static_cast<size_t>(request.head.value());
-  }
-
- private:
-  const AttentionShape shape_;
-  const int64_t rows_;
-  const std::vector<HeadCodes> codes_;  // [layers, kv_heads], words of the zone's rows
-};
-
-// Rows by the best query's score, as far as the bits tell it.
-class WeightScores {
- public:
-  WeightScores(const AttentionShape& shape, RowRange zone, const std::vector<HeadCodes>& codes)
-      : shape_(shape), rows_(zone.rows()), samples_(std::min(kSamples, rows_)) {
+  CodeScores(const AttentionShape& shape, RowRange zone, bool signs, std::vector<HeadCodes> codes)
+      : shape_(shape), rows_(zone.rows()), samples_(std::min(kSamples, rows_)), signs_(signs) {
     std::vector<int64_t> all(static_cast<size_t>(rows_)), some;
     std::iota(all.begin(), all.end(), 0);
     for (int64_t i = 0; i < samples_; ++i) some.push_back(i * rows_ / samples_);
-    for (const HeadCodes& of : codes) {
-      heads_.push_back({of.bits, of.decoder, BlocksOf(of, all), BlocksOf(of, some)});
+    for (HeadCodes& of : codes) {
+      heads_.push_back({of.bits, std::move(signs ? of.directions : of.decoder), BlocksOf(of, all),
+                        signs ? std::vector<uint8_t>() : BlocksOf(of, some)});
     }
   }
 
-  int64_t bytes() const {
-    size_t bytes = 0;
-    for (const Head& head : heads_) {
-      bytes += 4 * head.decoder.size() + head.blocks.size() + head.sample.size();
-    }
-    return static_cast<int64_t>(bytes);
-  }
+  int64_t bits() const { return heads_.empty() ? 0 : heads_[0].bits; }
 
   // scores [rows]
   void Score(const SelectRequest& request, std::vector<float>& scores) const {
-    thread_local kernels::CodeTables tables;
     thread_local std::vector<float> u;
-    thread_local std::vector<int16_t> of_rows;
-    const Head& head = heads_[SignScores::IndexOf(shape_, request)];
+    const Head& head =
+        heads_[static_cast<size_t>(request.layer.value() * shape_.kv_heads + request.head.value())];
     u.resize(static_cast<size_t>(request.queries * head.bits));
-    const float scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
+    const float scale = signs_ ? 1.0f : 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
     for (int64_t h = 0; h < request.queries; ++h) {
       for (int64_t b = 0; b < head.bits; ++b) {
         float dot = 0;
         for (int64_t c = 0; c < shape_.head_dim; ++c) {
           dot += request.q[h * shape_.head_dim + c] *
-                 head.decoder[static_cast<size_t>(b * shape_.head_dim + c)];
+                 head.matrix[static_cast<size_t>(b * shape_.head_dim + c)];
         }
         u[static_cast<size_t>(h * head.bits + b)] = scale * dot;
       }
     }
-    kernels::MakeCodeTables(u.data(), request.queries, head.bits, tables);
-    SetBases(head, tables);
-    const int64_t blocks = (rows_ + kernels::kCodeBlockKeys - 1) / kernels::kCodeBlockKeys;
-    of_rows.resize(static_cast<size_t>(blocks * kernels::kCodeBlockKeys));
-    kernels::CodeScore(tables, head.blocks.data(), blocks, of_rows.data());
-    scores.assign(of_rows.begin(), of_rows.begin() + rows_);
+    scores.assign(static_cast<size_t>(rows_), 0.0f);
+    if (!signs_) return ScoreByWeights(head, u, request.queries, scores);
+    for (int64_t first = 0; first < request.queries; first += kernels::kMaxHammingGroup) {
+      AddAgreeing(head, &u[static_cast<size_t>(first * head.bits)],
+                  std::min(kernels::kMaxHammingGroup, request.queries - first), scores);
+    }
   }
 
  private:
   static constexpr int64_t kSamples = 256;  // as kernels/select/code_topk
   struct Head {
     int64_t bits;
-    std::vector<float> decoder;
+    std::vector<float> matrix;            // [bits, head_dim], that queries are multiplied with
     std::vector<uint8_t> blocks, sample;  // of the zone's rows; of some of them
   };
+
+  int64_t blocks() const { return (rows_ + kernels::kCodeBlockKeys - 1) / kernels::kCodeBlockKeys; }
+
+  void AddAgreeing(const Head& head, const float* u, int64_t queries,
+                   std::vector<float>& scores) const {
+    thread_local kernels::HammingTables tables;
+    thread_local std::vector<int16_t> of_rows;
+    kernels::MakeHammingTables(u, queries, head.bits, tables);
+    of_rows.resize(static_cast<size_t>(blocks() * kernels::kCodeBlockKeys));
+    kernels::BlockHammingScore(tables, head.blocks.data(), blocks(), of_rows.data());
+    for (size_t j = 0; j < scores.size(); ++j) scores[j] += of_rows[j];
+  }
+
+  void ScoreByWeights(const Head& head, const std::vector<float>& u, int64_t queries,
+                      std::vector<float>& scores) const {
+    thread_local kernels::CodeTables tables;
+    thread_local std::vector<int16_t> of_rows;
+    kernels::MakeCodeTables(u.data(), queries, head.bits, tables);
+    SetBases(head, tables);
+    of_rows.resize(static_cast<size_t>(blocks() * kernels::kCodeBlockKeys));
+    kernels::CodeScore(tables, head.blocks.data(), blocks(), of_rows.data());
+    scores.assign(of_rows.begin(), of_rows.begin() + rows_);
+  }
 
   // Scores count less the logarithm of what sampled rows say that the sum of exponentials is.
   void SetBases(const Head& head, kernels::CodeTables& tables) const {
@@ -246,22 +177,20 @@ class WeightScores {
 
   const AttentionShape shape_;
   const int64_t rows_, samples_;
+  const bool signs_;
   std::vector<Head> heads_;  // [layers, kv_heads]
 };
 
-template <class Scores>
 class HashSelector final : public RowSelector {
  public:
-  HashSelector(const AttentionShape& shape, RowRange zone, int64_t oversample, const HostRows& rows,
+  HashSelector(const SelectorConfig& config, const SelectorInput& input,
                std::vector<HeadCodes> codes)
-      : shape_(shape),
-        zone_(zone),
-        oversample_(oversample),
-        rows_(rows),
-        bits_(codes.empty() ? 0 : codes[0].bits),
-        scores_(shape, zone, std::move(codes)) {}
-
-  int64_t resident_bytes() const override { return scores_.bytes(); }
+      : head_dim_(input.shape.head_dim),
+        zone_(input.zone),
+        oversample_(config.oversample),
+        rows_(input.rows),
+        scores_(input.shape, input.zone, config.hash.query == HashQuery::kSigns, std::move(codes)) {
+  }
 
   void Select(const SelectRequest& request, SelectedRows& selection) override {
     const int64_t candidates = CandidateCount(request.budget, oversample_, zone_);
@@ -271,54 +200,20 @@ class HashSelector final : public RowSelector {
       thread_local std::vector<float> scores;
       scores_.Score(request, scores);
       selection.visited += zone_.rows();
-      selection.bytes_read += zone_.rows() * bits_ / 8;
+      selection.bytes_read += zone_.rows() * scores_.bits() / 8;
       selection.rows = BestIndices(scores, candidates);
       for (Position& row : selection.rows) row += zone_.begin;
     }
-    KeepBestByKeys(request, rows_.At(request.layer, request.head), shape_.head_dim, selection);
+    KeepBestByKeys(request, rows_.At(request.layer, request.head), head_dim_, selection);
   }
 
  private:
-  const AttentionShape shape_;
+  const int64_t head_dim_;
   const RowRange zone_;
   const int64_t oversample_;
   const HostRows& rows_;
-  const int64_t bits_;
-  const Scores scores_;
+  const CodeScores scores_;
 };
-
-// The zone's part.
-absl::Status TakeStored(absl::StatusOr<HeadCodes> stored, int64_t d, int64_t tokens, RowRange zone,
-                        HeadCodes& codes) {
-  RETURN_IF_ERROR(stored.status());
-  if (stored->bits < 32 || stored->bits % 32 != 0) {
-    return absl::UnimplementedError(
-        absl::StrCat("codes of ", stored->bits, " bits: must be a multiple of 32"));
-  }
-  const int64_t words = stored->bits / 32;
-  if (static_cast<int64_t>(stored->words.size()) != tokens * words ||
-      static_cast<int64_t>(stored->directions.size()) != stored->bits * d ||
-      stored->decoder.size() != stored->directions.size()) {
-    return absl::DataLossError("codes do not fit the context");
-  }
-  codes = *std::move(stored);
-  codes.words.erase(codes.words.begin() + zone.end * words, codes.words.end());
-  codes.words.erase(codes.words.begin(), codes.words.begin() + zone.begin * words);
-  return absl::OkStatus();
-}
-
-}  // namespace
-
-absl::StatusOr<HashSource> SourceOfCodes(const HashConfig& config, const HostRows* rows) {
-  if (config.source != HashSource::kAuto) return config.source;
-  if (rows == nullptr) return HashSource::kRandom;
-  const absl::Status stored = rows->StoredCodes(Layer(0), KvHead(0)).status();
-  if (absl::IsNotFound(stored)) return HashSource::kRandom;
-  RETURN_IF_ERROR(Annotate(stored, "method=hash"));
-  return HashSource::kStored;
-}
-
-namespace {
 
 absl::StatusOr<std::unique_ptr<RowSelector>> MakeSelector(const SelectorConfig& given,
                                                           const SelectorInput& input) {
@@ -335,20 +230,19 @@ absl::StatusOr<std::unique_ptr<RowSelector>> MakeSelector(const SelectorConfig& 
       to = RandomCodes(config, input.rows.At(layer, head), input.zone, input.shape.head_dim);
       return;
     }
-    const absl::Status status =
-        Annotate(TakeStored(input.rows.StoredCodes(layer, head), input.shape.head_dim,
-                            input.rows.tokens(), input.zone, to),
-                 absl::StrCat("method=hash: layer ", layer.value(), " kv_head ", head.value()));
+    absl::StatusOr<HeadCodes> stored = StoredCodesOf(input.rows, layer, head, input.shape.head_dim);
+    if (stored.ok()) {  // the zone's part
+      const int64_t words = stored->bits / 32;
+      stored->words.resize(static_cast<size_t>(input.zone.end * words));
+      stored->words.erase(stored->words.begin(), stored->words.begin() + input.zone.begin * words);
+      to = *std::move(stored);
+      return;
+    }
     absl::MutexLock lock(&mu);
-    failed.Update(status);
+    failed.Update(stored.status());
   });
   RETURN_IF_ERROR(failed);
-  if (config.query == HashQuery::kSigns) {
-    return std::make_unique<HashSelector<SignScores>>(input.shape, input.zone, given.oversample,
-                                                      input.rows, std::move(codes));
-  }
-  return std::make_unique<HashSelector<WeightScores>>(input.shape, input.zone, given.oversample,
-                                                      input.rows, std::move(codes));
+  return std::make_unique<HashSelector>(given, input, std::move(codes));
 }
 
 class HashMethodType final : public MethodType {
@@ -390,7 +284,6 @@ class HashMethodType final : public MethodType {
   }
   bool reads_keys(const SelectorConfig& config) const override { return config.oversample != 1; }
   bool after_rope() const override { return true; }
-  bool second_look() const override { return true; }
   bool forks() const override { return true; }
   absl::Status ValidateCuda(const SelectorConfig& config) const override {
     const HashConfig& hash = config.hash;

@@ -100,8 +100,6 @@ class MethodType {
   virtual bool reads_keys(const SelectorConfig&) const { return true; }
   // Whether it chooses by keys where the document has them, and not where KeyPlacement puts them.
   virtual bool after_rope() const { return false; }
-  // Whether exact scores choose among the candidates that it finds (SelectorConfig::oversample).
-  virtual bool second_look() const { return false; }
   // Whether it can choose two layers' rows at once (CudaRowSelector::Another).
   virtual bool forks() const { return false; }
   // InvalidArgument a parameter without a form on a GPU.
@@ -117,6 +115,7 @@ class MethodType {
 };
 
 const MethodType& MethodOf(SelectorKind kind);
+inline const MethodType& MethodOf(const SelectorConfig& config) { return MethodOf(config.kind); }
 absl::Span<const MethodType* const> AllMethods();  // by their SelectorKind
 
 }  // namespace carrel::decoder

@@ -62,8 +62,6 @@ class RowSelector {
   virtual void StartSequence() {}
   // Tokens of a prompt that share a selection.
   virtual int64_t block_tokens() const { return 1; }
-  // Memory that the method keeps beside the rows.
-  virtual int64_t resident_bytes() const { return 0; }
 };
 
 // Reads and computes what the method needs (codes, labels): NotFound what the context lacks.

@@ -13,7 +13,7 @@
 #include "common/test_util.h"
 #include "decoder/select/key_scores.h"
 #include "decoder/select/random_rows.h"
-#include "decoder/zone/host_zone.h"
+#include "decoder/zone/make_zone.h"
 
 namespace carrel::decoder {
 namespace {
@@ -161,13 +161,13 @@ TEST_P(RowSelectorTest, HostZone_BudgetOfTheWholeZoneLessOneAndAll_IsDenseWithin
   for (const select::Selection& selection :
        {select::Selection(select::TopK{tokens - 8}), select::Selection(select::All())}) {
     config.selection = selection;
-    auto zone = HostZone::Create(options, {.config = config,
-                                           .selections = LayerSelections(config, 1, tokens - 8),
-                                           .shape = shape,
-                                           .tokens = tokens,
-                                           .zone = {3, tokens - 5},
-                                           .pool = &pool_,
-                                           .rows = rows});
+    auto zone = MakeHostZone(options, {.config = config,
+                                       .selections = LayerSelections(config, 1, tokens - 8),
+                                       .shape = shape,
+                                       .tokens = tokens,
+                                       .zone = {3, tokens - 5},
+                                       .pool = &pool_,
+                                       .rows = rows});
     CARREL_ASSERT_OK(zone);
     const int64_t n = 3;
     const std::vector<float> q = RandomNormal(rng_, n * shape.q_heads * shape.head_dim);
@@ -221,13 +221,13 @@ TEST(QHeadMaskTest, HostZone_IsThatOfQHeadsWithKvHeadsOfTheirOwn) {
     options.selector.mask = SelectorMask::kQHead;
     config.zone = options;
     const std::vector<float> q = RandomNormal(rng, n * shape.q_heads * d);
-    auto zone = HostZone::Create(options, {.config = config,
-                                           .selections = LayerSelections(config, 1, tokens - 8),
-                                           .shape = shape,
-                                           .tokens = tokens,
-                                           .zone = {3, tokens - 5},
-                                           .pool = &pool,
-                                           .rows = rows});
+    auto zone = MakeHostZone(options, {.config = config,
+                                       .selections = LayerSelections(config, 1, tokens - 8),
+                                       .shape = shape,
+                                       .tokens = tokens,
+                                       .zone = {3, tokens - 5},
+                                       .pool = &pool,
+                                       .rows = rows});
     CARREL_ASSERT_OK(zone);
     Partial partial;
     (*zone)->set_reading_prompt(true);

@@ -11,25 +11,6 @@ namespace carrel::decoder {
 
 absl::string_view SelectorKindName(SelectorKind kind) { return MethodOf(kind).name(); }
 
-absl::Status ValidateCudaSelector(const SelectorConfig& config) {
-  return MethodOf(config.kind).ValidateCuda(config);
-}
-bool SelectorNeedsHostRows(const SelectorConfig& config) {
-  return MethodOf(config.kind).needs_host_rows(config);
-}
-bool SelectorReadsKeys(const SelectorConfig& config) {
-  return MethodOf(config.kind).reads_keys(config);
-}
-bool SelectorIsAfterRope(const SelectorConfig& config) {
-  return MethodOf(config.kind).after_rope();
-}
-bool SelectorForks(const SelectorConfig& config) { return MethodOf(config.kind).forks(); }
-
-int64_t OversampleOf(const SelectorConfig& config, int64_t automatic) {
-  if (!MethodOf(config.kind).second_look()) return 1;
-  return WithOversample(config, automatic).oversample;
-}
-
 SelectorConfig WithOversample(SelectorConfig config, int64_t automatic) {
   if (config.oversample == kAutoOversample &&
       (config.kind != SelectorKind::kHash || automatic == 1)) {

@@ -69,22 +69,7 @@ absl::StatusOr<SelectorConfig> ParseSelector(absl::string_view text);
 SelectorConfig UsualSelector(bool keys_cross_bus);
 absl::string_view SelectorKindName(SelectorKind kind);
 
-// InvalidArgument a parameter of a method that has no CUDA form: names it.
-absl::Status ValidateCudaSelector(const SelectorConfig& config);
-// Whether a zone on a GPU needs the rows in this host's memory, or what prefill left beside them.
-bool SelectorNeedsHostRows(const SelectorConfig& config);
-// Whether a method whose zone lies across a bus reads keys whenever it chooses, and not only what it
-// made of them before.
-bool SelectorReadsKeys(const SelectorConfig& config);
-// Whether it needs keys after RoPE.
-bool SelectorIsAfterRope(const SelectorConfig& config);
-// Whether it can choose two layers' rows at once.
-bool SelectorForks(const SelectorConfig& config);
-
-// The method's oversample; 1 for methods that have none; kAutoOversample for codes where automatic is
-// not 1. automatic: what kAutoOversample is here.
-int64_t OversampleOf(const SelectorConfig& config, int64_t automatic = kOversample);
-// The same config with that instead of kAutoOversample; of codes only if it is 1.
+// The same config with what kAutoOversample is here instead of it; of codes only if that is 1.
 SelectorConfig WithOversample(SelectorConfig config, int64_t automatic);
 
 // What is reported: the method, and of hash and channels what chooses candidates, and how many.

@@ -1,6 +1,7 @@
 #include "decoder/select/selector_config.h"
 
 #include "common/test_util.h"
+#include "decoder/select/method_type.h"
 
 namespace carrel::decoder {
 namespace {
@@ -13,7 +14,7 @@ TEST(UsualSelectorTest, AcrossABus_IsHashWithASecondLook_OtherwiseExact) {
   const SelectorConfig across = UsualSelector(true);
   EXPECT_EQ(DescribeSelector(across), DescribeSelector(*ParseSelector("hash")));
   EXPECT_EQ(across.oversample, kAutoOversample);
-  EXPECT_TRUE(SelectorReadsKeys(across));
+  EXPECT_TRUE(MethodOf(across).reads_keys(across));
 }
 
 TEST(ParseSelectorTest, Parameters_ReachTheirMethod) {
@@ -25,11 +26,10 @@ TEST(ParseSelectorTest, Parameters_ReachTheirMethod) {
   EXPECT_EQ(ParseSelector("hash:oversample=64")->oversample, 64);
 }
 
-TEST(OversampleOfTest, Auto_IsWhatTheZoneSays) {
-  EXPECT_EQ(OversampleOf(*ParseSelector("hash")), kAutoOversample);
-  EXPECT_EQ(OversampleOf(*ParseSelector("hash"), 1), 1);
-  EXPECT_EQ(OversampleOf(*ParseSelector("hash:oversample=9"), 1), 9);
-  EXPECT_EQ(OversampleOf(*ParseSelector("exact")), 1);
+TEST(WithOversampleTest, Auto_IsWhatTheZoneSays) {
+  EXPECT_EQ(WithOversample(*ParseSelector("hash"), kOversample).oversample, kAutoOversample);
+  EXPECT_EQ(WithOversample(*ParseSelector("hash"), 1).oversample, 1);
+  EXPECT_EQ(WithOversample(*ParseSelector("hash:oversample=9"), 1).oversample, 9);
 }
 
 TEST(DescribeSelectorTest, Hash_SaysWhatChoosesAndHowMany) {

@@ -34,40 +34,42 @@ CandidateRows::CandidateRows(const AttentionShape& shape, RowRange zone, int64_t
       tokens_(tokens),
       rows_(static_cast<size_t>(tokens) * shape.kv_heads) {}
 
-absl::Status CandidateRows::AddPart(retrieval::Part part, bool with_rows, const RowCache* held,
-                                    Layer layer) {
-  parts_.push_back(std::move(part));
-  const int64_t d = shape_.head_dim;
-  for (retrieval::Piece& piece : parts_.back().pieces) {
-    if (piece.token >= tokens_ || piece.kv_head.value() >= shape_.kv_heads) {
-      return absl::DataLossError(absl::StrCat("reply: token ", piece.token, " kv_head ",
-                                              piece.kv_head.value(), " was not asked for (",
-                                              tokens_, " tokens, ", shape_.kv_heads, " heads)"));
-    }
-    for (const Position id : piece.ids) {
-      if (id >= zone_.begin && id < zone_.end) continue;
-      return absl::DataLossError(absl::StrCat("reply: row ", id, " is outside the zone [",
-                                              zone_.begin, ", ", zone_.end, ")"));
-    }
-    Rows& to = rows_[static_cast<size_t>(piece.token * shape_.kv_heads + piece.kv_head.value())];
-    to.ids.insert(to.ids.end(), piece.ids.begin(), piece.ids.end());
-    if (!piece.rest.empty()) {
-      if (static_cast<int64_t>(piece.rest.size()) != shape_.group() * (1 + d))
-        return absl::DataLossError(absl::StrCat("reply: rest of ", piece.rest.size(), " numbers"));
-      to.rest = piece.rest.data();
-    }
-    if (with_rows) RETURN_IF_ERROR(AddRows(piece, held, layer, to));
+absl::StatusOr<CandidateRows> CandidateRows::Of(std::vector<retrieval::Part> parts,
+                                                const AttentionShape& shape, RowRange zone,
+                                                int64_t tokens, const RowCache* held, Layer layer) {
+  CandidateRows rows(shape, zone, tokens);
+  rows.parts_ = std::move(parts);
+  for (const retrieval::Part& part : rows.parts_) {
+    for (const retrieval::Piece& piece : part.pieces) RETURN_IF_ERROR(rows.Add(piece, held, layer));
   }
-  return absl::OkStatus();
+  RETURN_IF_ERROR(rows.CheckComplete());
+  return rows;
 }
 
-absl::Status CandidateRows::AddRows(retrieval::Piece& piece, const RowCache* held, Layer layer,
-                                    Rows& to) const {
+absl::Status CandidateRows::Add(const retrieval::Piece& piece, const RowCache* held, Layer layer) {
+  RETURN_IF_ERROR(CheckPiece(piece, tokens_, shape_));
+  for (const Position id : piece.ids) {
+    if (id >= zone_.begin && id < zone_.end) continue;
+    return absl::DataLossError(absl::StrCat("reply: row ", id, " is outside the zone [",
+                                            zone_.begin, ", ", zone_.end, ")"));
+  }
+  Rows& to = rows_[static_cast<size_t>(piece.token * shape_.kv_heads + piece.kv_head.value())];
+  to.ids.insert(to.ids.end(), piece.ids.begin(), piece.ids.end());
+  if (!piece.rest.empty()) {
+    if (static_cast<int64_t>(piece.rest.size()) != shape_.group() * (1 + shape_.head_dim))
+      return absl::DataLossError(absl::StrCat("reply: rest of ", piece.rest.size(), " numbers"));
+    to.rest = piece.rest.data();
+  }
+  return held == nullptr ? absl::OkStatus() : AddRows(piece, *held, layer, to);
+}
+
+absl::Status CandidateRows::AddRows(const retrieval::Piece& piece, const RowCache& held,
+                                    Layer layer, Rows& to) const {
   const size_t rows = piece.ids.size();
   std::vector<const char*> here(rows, nullptr);
   size_t missing = rows;
-  for (size_t j = 0; held != nullptr && j < rows; ++j) {
-    here[j] = held->Find(layer, piece.kv_head, piece.ids[j]);
+  for (size_t j = 0; j < rows; ++j) {
+    here[j] = held.Find(layer, piece.kv_head, piece.ids[j]);
     missing -= here[j] != nullptr;
   }
   // A store that knows nothing of held rows sends all.
@@ -148,6 +150,14 @@ int64_t CandidateRows::Attend(const float* q, absl::FunctionRef<int64_t(KvHead)>
     partial.Attend(shape_, token, head, q, k, v);
   });
   return attended;
+}
+
+absl::Status CheckPiece(const retrieval::Piece& piece, int64_t tokens,
+                        const AttentionShape& shape) {
+  if (piece.token < tokens && piece.kv_head.value() < shape.kv_heads) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("reply: token ", piece.token, " kv_head ",
+                                          piece.kv_head.value(), " was not asked for (", tokens,
+                                          " tokens, ", shape.kv_heads, " heads)"));
 }
 
 double ShareFound(const std::vector<Position>& wanted, const std::vector<Position>& found) {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "common/ids.h"
 #include "common/thread_pool.h"
 #include "decoder/statistics.h"
@@ -24,18 +24,13 @@ namespace carrel::decoder {
 
 class CandidateRows {
  public:
-  CandidateRows(const AttentionShape& shape, RowRange zone, int64_t tokens);
+  // A whole reply: every token and head has rows, none of them twice. held: of want = ROWS, which brings ids,
+  // K and V; of rows that it has for the layer, K and V are there, unless the store sent all. Null: ids only.
+  static absl::StatusOr<CandidateRows> Of(std::vector<retrieval::Part> parts,
+                                          const AttentionShape& shape, RowRange zone,
+                                          int64_t tokens, const RowCache* held = nullptr,
+                                          Layer layer = Layer(0));
 
-  // want = ROWS: ids, K and V; of rows that `held` has for the layer, K and V are there, unless the
-  // store sent all. want = IDS: ids only.
-  absl::Status AddPart(retrieval::Part part, bool with_rows, const RowCache* held = nullptr,
-                       Layer layer = Layer(0));
-  // After the last part: every token and head has rows, none of them twice.
-  absl::Status CheckComplete() const;
-
-  int64_t rows(int64_t token, KvHead head) const {
-    return static_cast<int64_t>(At(token, head).ids.size());
-  }
   const std::vector<Position>& ids(int64_t token, KvHead head) const { return At(token, head).ids; }
   // After the last use of K and V: the cache keeps them, and counts.
   void KeepIn(RowCache& cache, Layer layer, BankStatistics& statistics) const;
@@ -53,17 +48,24 @@ class CandidateRows {
     int64_t held = 0;             // of them, in the row cache
     const float* rest = nullptr;  // Piece::rest, if it came
   };
-  absl::Status AddRows(retrieval::Piece& piece, const RowCache* held, Layer layer, Rows& to) const;
+  CandidateRows(const AttentionShape& shape, RowRange zone, int64_t tokens);
+  absl::Status Add(const retrieval::Piece& piece, const RowCache* held, Layer layer);
+  absl::Status AddRows(const retrieval::Piece& piece, const RowCache& held, Layer layer,
+                       Rows& to) const;
+  absl::Status CheckComplete() const;
   const Rows& At(int64_t token, KvHead head) const {
     return rows_[static_cast<size_t>(token * shape_.kv_heads + head.value())];
   }
 
-  const AttentionShape shape_;
-  const RowRange zone_;
-  const int64_t tokens_;
+  AttentionShape shape_;
+  RowRange zone_;
+  int64_t tokens_;
   std::vector<Rows> rows_;  // [tokens, kv_heads]
   std::vector<retrieval::Part> parts_;
 };
+
+// Whether a piece of a reply is of the tokens and heads that were asked for.
+absl::Status CheckPiece(const retrieval::Piece& piece, int64_t tokens, const AttentionShape& shape);
 
 // Share of `wanted` that is among `found`, over both as sets.
 double ShareFound(const std::vector<Position>& wanted, const std::vector<Position>& found);

@@ -1,6 +1,6 @@
 // What:      the zone's part of a sequence's attention where a GPU runs the model, wherever the zone
-//            lives: cuda_store_zone.h asks a store, cuda_device_zone.h holds the rows on the GPU,
-//            cuda_host_zone.h in pinned memory of this host. The base class implements an empty zone.
+//            lives: cuda_store_zone.cc asks a store, cuda_held_zone.cc holds the rows on the GPU
+//            or in pinned memory of this host. The base class implements an empty zone.
 //            Per layer and slice of tokens: TakeQueries, Predict, TakeWindow, Add, Attend enqueue only and
 //            can be captured; where asks_host(), QueriesEnqueued, Ask and Answer run between them, each
 //            time, in this host. Of several sequences all may ask before the first is answered.
@@ -17,12 +17,16 @@
 #include "absl/status/statusor.h"
 #include "common/cuda/stream.h"
 #include "common/ids.h"
+#include "decoder/select/cuda_row_selector.h"
 #include "decoder/statistics.h"
-#include "decoder/zone/opened_context.h"
+#include "decoder/zone/zone_attention.h"
+#include "kernels/attention/sparse_attention/sparse_attention_cuda.h"
+#include "kernels/attention/summary_attention/summary_attention_cuda.h"
+#include "kernels/attention/window_attention/window_attention_cuda.h"
+#include "kernels/rows/packed_rows/packed_rows_cuda.h"
+#include "kernels/rows/row_bank/row_bank_cuda.h"
 
 namespace carrel::decoder {
-
-struct CudaZoneWork;
 
 struct CudaQueries {
   const float* exact = nullptr;
@@ -35,6 +39,29 @@ struct CudaPartial {
   float* out = nullptr;
   float* lse = nullptr;
 };
+
+// What the zones of some sequences enqueue for one layer and one token of each, stage by stage. A stage is one launch for
+// all whose kernels take several, which alone would leave most of the chip idle; what has no such kernel is launched one
+// by one, here and nowhere else. Each gets what it gets alone, bit for bit. What params point to is the sequences' own
+// and outlives the launch, which only enqueues and can be captured.
+struct CudaZoneWork {
+  CudaChoices choices;
+  std::vector<const cuda::Event*> fetched;  // what banks wait for
+  std::vector<kernels::RowBankParams> banks;
+  std::vector<kernels::GatherPackedRowsParams> gathers;
+  // To rows by their places, and to rows that lie together.
+  std::vector<kernels::SparseAttentionCudaParams> to_chosen;
+  std::vector<kernels::WindowAttentionCudaParams> to_all;
+  // To summaries of what was not chosen, which joins the others' results.
+  std::vector<kernels::SummaryAttentionCudaParams> to_rest;
+
+  absl::Status Launch(const cuda::Stream& stream) const;
+};
+
+// Of a block of tokens, the first at `first`, to `rows` rows that lie together; first >= rows: to all of them.
+absl::Status AttendBlock(const AttentionShape& heads, const CudaQueries& queries,
+                         const kernels::KvView& kv, int64_t first, int64_t rows,
+                         const CudaPartial& to, const cuda::Stream& stream);
 
 class CudaZoneAttention {
  public:

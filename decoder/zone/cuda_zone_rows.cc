@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "common/status.h"
-#include "decoder/client/context_rows.h"
+#include "decoder/client/row_stream.h"
 #include "decoder/select/cuda_methods.h"
 
 namespace carrel::decoder {
@@ -112,7 +112,9 @@ void CudaZoneRows::ChooseTops(Layer layer, KvHead head, int64_t rows, const void
 absl::Status CudaZoneRows::ReadFromStore(const OpenedContext& context) {
   constexpr int64_t kPartRows = 512;
   return ReadContextRows(
-      context.client, shape_, {&zone_, 1}, context.max_fetch_rows, [&](const ContextRows& block) {
+      context.client, shape_, [&](Layer) { return absl::MakeConstSpan(&zone_, 1); },
+      context.max_fetch_rows,
+      [&](const ContextRows& block) {
         const int64_t first = block.first - zone_.begin, bytes = int64_t{shape_.head_dim} * 2;
         // A head's first rows speak for all: what they do not foresee becomes an exception.
         if (first == 0 && is_packed(block.layer)) {

@@ -16,7 +16,7 @@
 #include "common/cuda/buffer.h"
 #include "common/ids.h"
 #include "common/thread_pool.h"
-#include "decoder/zone/opened_context.h"
+#include "decoder/zone/zone_attention.h"
 #include "kernels/kv_view.h"
 #include "kernels/rows/packed_rows/packed_rows_cuda.h"
 

@@ -1,15 +1,25 @@
-#include "decoder/zone/host_zone.h"
-
+// What:   the zone in this host's memory where a method chooses its rows (but for exact, which a session
+//         answers, store_zone.cc): they are attended here.
+// Math:   dense layers attend to every row of the zone, the others to what the selector selects
+//         within the layer's budget; the partial attention is merged with the window's as the
+//         store's is. A budget that covers the zone makes a layer dense.
+//         Rows that were not selected count through the context's summaries, as at the store
+//         (config.estimate).
+// Source: decisions 017, 020.
+// Errors: NotFound what the selector needs and the context lacks; FailedPrecondition estimate=on
+//         without summaries; DataLoss damaged summaries.
 #include <algorithm>
 #include <atomic>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "common/status.h"
+#include "decoder/select/host_rows.h"
 #include "decoder/select/key_scores.h"
-#include "decoder/select/q_head_rows.h"
+#include "decoder/select/row_selector.h"
+#include "decoder/zone/make_zone.h"
 #include "decoder/zone/output_error.h"
-#include "decoder/zone/retrieval_meter.h"
 #include "kernels/attention/sparse_attention/sparse_attention.h"
 #include "kernels/attention/sparse_attention/sparse_spans.h"
 #include "kernels/of_heads.h"
@@ -34,10 +44,245 @@ std::vector<RowRange> SpansOf(RowRange zone) {
   return all;
 }
 
+// A context's rows as if every q head had a KV head of its own: what mask=q-head chooses from and attends to. Q head h
+// reads the rows of KV head h / group. Nothing here estimates the rest: what no q head of a group chose is another
+// set for each.
+class QHeadRows final : public HostRows {
+ public:
+  QHeadRows(std::shared_ptr<const HostRows> rows, int64_t group)
+      : rows_(std::move(rows)), group_(static_cast<int32_t>(group)) {}
+
+  absl::Status CheckUnchanged() const override { return rows_->CheckUnchanged(); }
+  int64_t tokens() const override { return rows_->tokens(); }
+  const HeadView& At(Layer layer, KvHead q_head) const override {
+    return rows_->At(layer, KvHead(q_head.value() / group_));
+  }
+  absl::StatusOr<std::vector<float>> SampledQueries(Layer, KvHead) const override {
+    return absl::FailedPreconditionError("rows per q head calibrate nothing");
+  }
+  absl::StatusOr<HeadCodes> StoredCodes(Layer, KvHead) const override {
+    return absl::FailedPreconditionError("rows per q head have no codes");
+  }
+
+ private:
+  const std::shared_ptr<const HostRows> rows_;
+  const int32_t group_;
+};
+
+class HostZone final : public ZoneAttention {
+ public:
+  HostZone(const OpenedContext& context, std::unique_ptr<RowSelector> selector)
+      : ZoneAttention(context),
+        rows_(*context_.rows),
+        estimate_(config_.estimate != Estimate::kOff && rows_.has_summaries()),
+        prompt_takes_all_(PromptTakesAll(config_, context_.device)),
+        selector_(std::move(selector)),
+        steps_(static_cast<size_t>(shape_.layers)),
+        selected_(static_cast<size_t>(shape_.kv_heads)) {}
+
+  absl::Status Start(Layer layer, const float*, int64_t n) override {
+    statistics_of(layer).tokens += n;
+    return absl::OkStatus();
+  }
+
+  absl::Status Finish(Layer layer, const float* q, int64_t n, Partial& partial) override {
+    partial.Reset(n, shape_);
+    if (zone_.rows() == 0) return absl::OkStatus();
+    const auto at = static_cast<size_t>(layer.value());
+    const bool whole_prompt = reading_prompt_ && prompt_takes_all_;
+    if (!whole_prompt && !select::IsAll(context_.selections[at]))
+      return AttendSelected(layer, q, n, partial);
+    AttendAll(layer, q, n, partial);
+    LayerStatistics& statistics = statistics_of(layer);
+    const int64_t rows = zone_.rows() * shape_.kv_heads * n;
+    if (whole_prompt) {
+      steps_[at] = 0;
+      statistics.whole_tokens += n;
+      statistics.whole_rows += rows;
+    }
+    statistics.rows_attended += rows;
+    statistics.candidates += rows;
+    statistics.bytes_read += 2 * rows * shape_.head_dim * 2;
+    return absl::OkStatus();
+  }
+
+  absl::Status Measure(Layer layer, const float* q, int64_t n, const Partial& zone,
+                       const Partial& window) override {
+    if (!config_.measure || zone_.rows() == 0) return absl::OkStatus();
+    Partial every_row;
+    every_row.Reset(n, shape_);
+    AttendAll(layer, q, n, every_row);
+    AddMass(every_row.lse, zone.lse, window.lse, statistics_of(layer));
+    AddOutputErrors(window, zone, every_row, n, shape_, statistics_of(layer).output_error);
+    return absl::OkStatus();
+  }
+
+  void Cancel() override {
+    selector_->StartSequence();
+    std::fill(steps_.begin(), steps_.end(), 0);
+  }
+
+ private:
+  // Spans of a token and head are merged in order: one by one, where there are units enough, else by who
+  // is done with the last of them.
+  void AttendAll(Layer layer, const float* q, int64_t n, Partial& partial) const {
+    const std::vector<RowRange> spans = SpansOf(zone_);
+    const auto count = static_cast<int64_t>(spans.size());
+    const int64_t heads = shape_.kv_heads, group = shape_.group(), d = shape_.head_dim;
+    const int64_t units = n * heads, width = group * (d + 1);
+    const auto head_of = [&](int64_t unit) { return KvHead(static_cast<int32_t>(unit % heads)); };
+    // Of a token and head; state: out [group, head_dim], lse [group].
+    const auto attend = [&](int64_t unit, const RowRange& span, float* state) {
+      thread_local std::vector<const void*> k, v;
+      const HeadView& of_head = rows_.At(layer, head_of(unit));
+      k.clear();
+      v.clear();
+      for (Position row = span.begin; row < span.end; ++row) {
+        k.push_back(of_head.Key(row));
+        v.push_back(of_head.Value(row));
+      }
+      const int64_t q_head = unit / heads * shape_.q_heads + unit % heads * group;
+      AttendRows(shape_, q + q_head * d, k, v, state);
+    };
+    const auto merge = [&](int64_t unit, const float* state) {
+      partial.Merge(shape_, unit / heads, head_of(unit), state);
+    };
+    if (units >= kUnitsPerThread * (pool_->threads() + 1)) {
+      pool_->ParallelFor(units, [&](int64_t unit) {
+        thread_local std::vector<float> state;
+        state.resize(static_cast<size_t>(width));
+        for (const RowRange& span : spans) {
+          attend(unit, span, state.data());
+          merge(unit, state.data());
+        }
+      });
+      return;
+    }
+    const auto states =
+        std::make_unique_for_overwrite<float[]>(static_cast<size_t>(units * count * width));
+    std::vector<std::atomic<int64_t>> done(static_cast<size_t>(units));
+    pool_->ParallelFor(units * count, [&](int64_t i) {
+      const int64_t unit = i / count;
+      attend(unit, spans[static_cast<size_t>(i % count)], states.get() + i * width);
+      if (done[static_cast<size_t>(unit)].fetch_add(1) + 1 < count) return;
+      for (int64_t j = 0; j < count; ++j) merge(unit, states.get() + (unit * count + j) * width);
+    });
+  }
+
+  absl::Status AttendSelected(Layer layer, const float* q, int64_t n, Partial& partial) {
+    const int64_t d = shape_.head_dim, group = shape_.group();
+    const int64_t block = reading_prompt_ ? selector_->block_tokens() : 1;
+    int64_t& step = steps_[static_cast<size_t>(layer.value())];
+    if (reading_prompt_) step = 0;
+    const auto& top_k =
+        std::get<select::TopK>(context_.selections[static_cast<size_t>(layer.value())]);
+    std::vector<int64_t> attended(selected_.size());
+    std::vector<absl::Status> statuses(selected_.size());
+    pool_->ParallelFor(shape_.kv_heads, [&](int64_t h) {
+      const KvHead head(static_cast<int32_t>(h));
+      thread_local std::vector<float> queries;
+      SelectedRows& selection = selected_[static_cast<size_t>(h)];
+      selection.visited = selection.keys_scored = selection.bytes_read = 0;
+      for (int64_t first = 0; first < n; first += block) {
+        const int64_t tokens = std::min(block, n - first);
+        queries.clear();
+        for (int64_t i = first; i < first + tokens; ++i) {
+          const float* of_token = q + (i * shape_.q_heads + h * group) * d;
+          queries.insert(queries.end(), of_token, of_token + group * d);
+        }
+        SelectRequest request;
+        request.layer = layer;
+        request.head = head;
+        request.q = queries.data();
+        request.queries = tokens * group;
+        request.budget = top_k.Of(head);
+        request.step = reading_prompt_ ? kPromptStep : step + first;
+        selection.bound.clear();
+        selector_->Select(request, selection);
+        for (int64_t i = first; i < first + tokens; ++i) {
+          const float* bound = selection.bound.empty()
+                                   ? nullptr
+                                   : &selection.bound[static_cast<size_t>((i - first) * group)];
+          statuses[static_cast<size_t>(h)].Update(
+              AttendChosen(layer, head, q, i, selection.rows, bound, partial));
+        }
+        attended[static_cast<size_t>(h)] += tokens * static_cast<int64_t>(selection.rows.size());
+      }
+    });
+    for (const absl::Status& status : statuses) RETURN_IF_ERROR(status);
+    if (!reading_prompt_) step += n;
+    LayerStatistics& statistics = statistics_of(layer);
+    statistics.estimated = estimate_;
+    for (size_t h = 0; h < selected_.size(); ++h) {
+      statistics.candidates += selected_[h].keys_scored;
+      statistics.visited += selected_[h].visited * group;
+      statistics.rows_attended += attended[h];
+      statistics.bytes_read += selected_[h].bytes_read + 2 * attended[h] * d * 2;
+    }
+    return absl::OkStatus();
+  }
+
+  // One KV head of one token. bound: of the group, or null.
+  absl::Status AttendChosen(Layer layer, KvHead head, const float* q, int64_t token,
+                            const std::vector<Position>& rows, const float* bound,
+                            Partial& partial) const {
+    thread_local std::vector<const void*> k, v;
+    thread_local std::vector<float> scores, states;
+    const int64_t d = shape_.head_dim, group = shape_.group();
+    const HeadView& of_head = rows_.At(layer, head);
+    k.resize(rows.size());
+    v.resize(rows.size());
+    scores.resize(static_cast<size_t>(group) * rows.size());
+    auto params = kernels::OfHeads<kernels::SparseAttentionParams>(shape_);
+    params.q = q + (token * shape_.q_heads + head.value() * group) * d;
+    params.rows = static_cast<int64_t>(rows.size());
+    params.k = k.data();
+    params.v = v.data();
+    params.scores = scores.data();
+    const int64_t spans = kernels::SparseSpans(params.rows), floats = group * (d + 1);
+    states.resize(static_cast<size_t>(2 * floats + kernels::SparseSpanFloats(params)));
+    float* const rest = states.data();
+    params.out = rest + floats;
+    params.lse = params.out + group * d;
+    pool_->ParallelFor(spans, [&, k_rows = k.data(), v_rows = v.data(),
+                               others = params.lse + group](int64_t span) {
+      const int64_t end = kernels::SparseSpanBegin(params.rows, span + 1);
+      for (int64_t j = kernels::SparseSpanBegin(params.rows, span); j < end; ++j) {
+        const Position row = rows[static_cast<size_t>(j)];
+        k_rows[j] = of_head.Key(row);
+        v_rows[j] = of_head.Value(row);
+      }
+      kernels::SparseAttentionSpan(params, span, others);
+    });
+    kernels::MergeSparseSpans(params, params.lse + group);
+    partial.Merge(shape_, token, head, params.out);
+    if (!estimate_ || params.rows == zone_.rows()) return absl::OkStatus();
+    RETURN_IF_ERROR(rows_.EstimateRest(layer, head,
+                                       {.queries = params.q,
+                                        .group = group,
+                                        .scale = params.scale,
+                                        .zone = zone_,
+                                        .selected = rows,
+                                        .scores = params.scores,
+                                        .bound = bound,
+                                        .pool = pool_,
+                                        .out = rest,
+                                        .lse = rest + group * d}));
+    partial.Merge(shape_, token, head, rest);
+    return absl::OkStatus();
+  }
+
+  const HostRows& rows_;
+  const bool estimate_, prompt_takes_all_;
+  const std::unique_ptr<RowSelector> selector_;
+  std::vector<int64_t> steps_;          // [layers]: tokens generated so far
+  std::vector<SelectedRows> selected_;  // [kv_heads], of the layer attended to last
+};
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<HostZone>> HostZone::Create(const HostZoneOptions& options,
-                                                           const OpenedContext& context) {
+absl::StatusOr<std::unique_ptr<ZoneAttention>> MakeHostZone(const HostZoneOptions& options,
+                                                            const OpenedContext& context) {
   const RetrievalConfig& config = context.config;
   CARREL_CHECK(context.rows != nullptr);
   if (config.estimate == Estimate::kOn && !context.rows->has_summaries()) {
@@ -46,212 +291,13 @@ absl::StatusOr<std::unique_ptr<HostZone>> HostZone::Create(const HostZoneOptions
   }
   OpenedContext heads = context;
   if (options.selector.mask == SelectorMask::kQHead) {
-    heads.shape = PerQHead(context.shape);
+    heads.shape.kv_heads = context.shape.q_heads;
     heads.rows = std::make_shared<QHeadRows>(context.rows, context.shape.group());
   }
   ASSIGN_OR_RETURN(
       std::unique_ptr<RowSelector> selector,
       MakeRowSelector(options.selector, heads.shape, heads.zone, *heads.rows, heads.pool));
-  return std::unique_ptr<HostZone>(new HostZone(std::move(heads), std::move(selector)));
-}
-
-HostZone::HostZone(OpenedContext context, std::unique_ptr<RowSelector> selector)
-    : ZoneAttention(std::move(context)),
-      rows_(*context_.rows),
-      estimate_(config_.estimate != Estimate::kOff && rows_.has_summaries()),
-      prompt_takes_all_(PromptTakesAll(config_, context_.device)),
-      selector_(std::move(selector)),
-      steps_(static_cast<size_t>(shape_.layers)),
-      selected_(static_cast<size_t>(shape_.kv_heads)) {}
-
-absl::Status HostZone::Start(Layer layer, const float*, int64_t n) {
-  statistics_of(layer).tokens += n;
-  return absl::OkStatus();
-}
-
-absl::Status HostZone::Finish(Layer layer, const float* q, int64_t n, Partial& partial) {
-  partial.Reset(n, shape_);
-  if (zone_.rows() == 0) return absl::OkStatus();
-  const auto at = static_cast<size_t>(layer.value());
-  const bool whole_prompt = reading_prompt_ && prompt_takes_all_;
-  if (!whole_prompt && !select::IsAll(context_.selections[at]))
-    return AttendSelected(layer, q, n, partial);
-  AttendAll(layer, q, n, partial);
-  LayerStatistics& statistics = statistics_of(layer);
-  const int64_t rows = zone_.rows() * shape_.kv_heads * n;
-  if (whole_prompt) {
-    steps_[at] = 0;
-    statistics.whole_tokens += n;
-    statistics.whole_rows += rows;
-  }
-  statistics.rows_attended += rows;
-  statistics.candidates += rows;
-  statistics.bytes_read += 2 * rows * shape_.head_dim * 2;
-  return absl::OkStatus();
-}
-
-absl::Status HostZone::AttendChosen(Layer layer, KvHead head, const float* q, int64_t token,
-                                    const std::vector<Position>& rows, const float* bound,
-                                    Partial& partial) const {
-  thread_local std::vector<const void*> k, v;
-  thread_local std::vector<float> scores, states;
-  const int64_t d = shape_.head_dim, group = shape_.group();
-  const HeadView& of_head = rows_.At(layer, head);
-  k.resize(rows.size());
-  v.resize(rows.size());
-  scores.resize(static_cast<size_t>(group) * rows.size());
-  auto params = kernels::OfHeads<kernels::SparseAttentionParams>(shape_);
-  params.q = q + (token * shape_.q_heads + head.value() * group) * d;
-  params.rows = static_cast<int64_t>(rows.size());
-  params.k = k.data();
-  params.v = v.data();
-  params.scores = scores.data();
-  const int64_t spans = kernels::SparseSpans(params.rows), floats = group * (d + 1);
-  states.resize(static_cast<size_t>(2 * floats + kernels::SparseSpanFloats(params)));
-  float* const rest = states.data();
-  params.out = rest + floats;
-  params.lse = params.out + group * d;
-  pool_->ParallelFor(
-      spans, [&, k_rows = k.data(), v_rows = v.data(), others = params.lse + group](int64_t span) {
-        const int64_t end = kernels::SparseSpanBegin(params.rows, span + 1);
-        for (int64_t j = kernels::SparseSpanBegin(params.rows, span); j < end; ++j) {
-          const Position row = rows[static_cast<size_t>(j)];
-          k_rows[j] = of_head.Key(row);
-          v_rows[j] = of_head.Value(row);
-        }
-        kernels::SparseAttentionSpan(params, span, others);
-      });
-  kernels::MergeSparseSpans(params, params.lse + group);
-  partial.Merge(shape_, token, head, params.out);
-  if (!estimate_ || params.rows == zone_.rows()) return absl::OkStatus();
-  RETURN_IF_ERROR(rows_.EstimateRest(layer, head,
-                                     {.queries = params.q,
-                                      .group = group,
-                                      .scale = params.scale,
-                                      .zone = zone_,
-                                      .selected = rows,
-                                      .scores = params.scores,
-                                      .bound = bound,
-                                      .pool = pool_,
-                                      .out = rest,
-                                      .lse = rest + group * d}));
-  partial.Merge(shape_, token, head, rest);
-  return absl::OkStatus();
-}
-
-// Spans of a token and head are merged in order: one by one, where there are units enough, else by who
-// is done with the last of them.
-void HostZone::AttendAll(Layer layer, const float* q, int64_t n, Partial& partial) const {
-  const std::vector<RowRange> spans = SpansOf(zone_);
-  const auto count = static_cast<int64_t>(spans.size());
-  const int64_t heads = shape_.kv_heads, group = shape_.group(), d = shape_.head_dim;
-  const int64_t units = n * heads, width = group * (d + 1);
-  const auto head_of = [&](int64_t unit) { return KvHead(static_cast<int32_t>(unit % heads)); };
-  // Of a token and head; state: out [group, head_dim], lse [group].
-  const auto attend = [&](int64_t unit, const RowRange& span, float* state) {
-    thread_local std::vector<const void*> k, v;
-    const HeadView& of_head = rows_.At(layer, head_of(unit));
-    k.clear();
-    v.clear();
-    for (Position row = span.begin; row < span.end; ++row) {
-      k.push_back(of_head.Key(row));
-      v.push_back(of_head.Value(row));
-    }
-    const int64_t q_head = unit / heads * shape_.q_heads + unit % heads * group;
-    AttendRows(shape_, q + q_head * d, k, v, state);
-  };
-  const auto merge = [&](int64_t unit, const float* state) {
-    partial.Merge(shape_, unit / heads, head_of(unit), state);
-  };
-  if (units >= kUnitsPerThread * (pool_->threads() + 1)) {
-    pool_->ParallelFor(units, [&](int64_t unit) {
-      thread_local std::vector<float> state;
-      state.resize(static_cast<size_t>(width));
-      for (const RowRange& span : spans) {
-        attend(unit, span, state.data());
-        merge(unit, state.data());
-      }
-    });
-    return;
-  }
-  const auto states =
-      std::make_unique_for_overwrite<float[]>(static_cast<size_t>(units * count * width));
-  std::vector<std::atomic<int64_t>> done(static_cast<size_t>(units));
-  pool_->ParallelFor(units * count, [&](int64_t i) {
-    const int64_t unit = i / count;
-    attend(unit, spans[static_cast<size_t>(i % count)], states.get() + i * width);
-    if (done[static_cast<size_t>(unit)].fetch_add(1) + 1 < count) return;
-    for (int64_t j = 0; j < count; ++j) merge(unit, states.get() + (unit * count + j) * width);
-  });
-}
-
-absl::Status HostZone::AttendSelected(Layer layer, const float* q, int64_t n, Partial& partial) {
-  const int64_t d = shape_.head_dim, group = shape_.group();
-  const int64_t block = reading_prompt_ ? selector_->block_tokens() : 1;
-  int64_t& step = steps_[static_cast<size_t>(layer.value())];
-  if (reading_prompt_) step = 0;
-  const auto& top_k =
-      std::get<select::TopK>(context_.selections[static_cast<size_t>(layer.value())]);
-  std::vector<int64_t> attended(selected_.size());
-  std::vector<absl::Status> statuses(selected_.size());
-  pool_->ParallelFor(shape_.kv_heads, [&](int64_t h) {
-    const KvHead head(static_cast<int32_t>(h));
-    thread_local std::vector<float> queries;
-    SelectedRows& selection = selected_[static_cast<size_t>(h)];
-    selection.visited = selection.keys_scored = selection.bytes_read = 0;
-    for (int64_t first = 0; first < n; first += block) {
-      const int64_t tokens = std::min(block, n - first);
-      queries.clear();
-      for (int64_t i = first; i < first + tokens; ++i) {
-        const float* of_token = q + (i * shape_.q_heads + h * group) * d;
-        queries.insert(queries.end(), of_token, of_token + group * d);
-      }
-      SelectRequest request;
-      request.layer = layer;
-      request.head = head;
-      request.q = queries.data();
-      request.queries = tokens * group;
-      request.budget = top_k.Of(head);
-      request.step = reading_prompt_ ? kPromptStep : step + first;
-      selection.bound.clear();
-      selector_->Select(request, selection);
-      for (int64_t i = first; i < first + tokens; ++i) {
-        const float* bound = selection.bound.empty()
-                                 ? nullptr
-                                 : &selection.bound[static_cast<size_t>((i - first) * group)];
-        statuses[static_cast<size_t>(h)].Update(
-            AttendChosen(layer, head, q, i, selection.rows, bound, partial));
-      }
-      attended[static_cast<size_t>(h)] += tokens * static_cast<int64_t>(selection.rows.size());
-    }
-  });
-  for (const absl::Status& status : statuses) RETURN_IF_ERROR(status);
-  if (!reading_prompt_) step += n;
-  LayerStatistics& statistics = statistics_of(layer);
-  statistics.estimated = estimate_;
-  for (size_t h = 0; h < selected_.size(); ++h) {
-    statistics.candidates += selected_[h].keys_scored;
-    statistics.visited += selected_[h].visited * group;
-    statistics.rows_attended += attended[h];
-    statistics.bytes_read += selected_[h].bytes_read + 2 * attended[h] * d * 2;
-  }
-  return absl::OkStatus();
-}
-
-absl::Status HostZone::Measure(Layer layer, const float* q, int64_t n, const Partial& zone,
-                               const Partial& window) {
-  if (!config_.measure || zone_.rows() == 0) return absl::OkStatus();
-  Partial every_row;
-  every_row.Reset(n, shape_);
-  AttendAll(layer, q, n, every_row);
-  AddMass(every_row.lse, zone.lse, window.lse, statistics_of(layer));
-  AddOutputErrors(window, zone, every_row, n, shape_, statistics_of(layer).output_error);
-  return absl::OkStatus();
-}
-
-void HostZone::Cancel() {
-  selector_->StartSequence();
-  std::fill(steps_.begin(), steps_.end(), 0);
+  return std::make_unique<HostZone>(heads, std::move(selector));
 }
 
 }  // namespace carrel::decoder

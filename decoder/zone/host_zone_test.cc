@@ -1,5 +1,3 @@
-#include "decoder/zone/host_zone.h"
-
 #include <cmath>
 #include <memory>
 #include <random>
@@ -8,6 +6,7 @@
 #include "common/test_util.h"
 #include "decoder/select/random_rows.h"
 #include "decoder/select/selector_config.h"
+#include "decoder/zone/make_zone.h"
 
 namespace carrel::decoder {
 namespace {
@@ -30,7 +29,7 @@ class HostZoneTest : public testing::Test {
     context.zone = zone;
     context.pool = &pool;
     context.rows = rows;
-    auto host = HostZone::Create({*ParseSelector("exact")}, context);
+    auto host = MakeHostZone({*ParseSelector("exact")}, context);
     EXPECT_TRUE(host.ok()) << host.status();
     Partial partial;
     const int64_t n = static_cast<int64_t>(q.size()) / (kShape.q_heads * kShape.head_dim);

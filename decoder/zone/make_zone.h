@@ -1,12 +1,11 @@
 // What:      makes the zone that the options name. The only place that looks at where a zone lives.
-// Errors:    those of HostZone::Create, PlanBanks.
+// Errors:    those of MakeHostZone, RowCache::Slots, PlanBanks.
 // Ownership: as OpenedContext.
 #pragma once
 
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "decoder/zone/opened_context.h"
 #include "decoder/zone/zone_attention.h"
 
 namespace carrel::decoder {
@@ -28,5 +27,12 @@ absl::StatusOr<std::unique_ptr<CudaZoneAttention>> MakeCudaZone(const OpenedCont
 #include "decoder/zone/zones.def"
 #undef CARREL_ZONE
 #undef CARREL_GPU_ZONE
+
+// In this host's memory, context.rows, where a method chooses. NotFound what the method needs and the context lacks;
+// FailedPrecondition estimate=on without summaries; DataLoss damaged summaries.
+absl::StatusOr<std::unique_ptr<ZoneAttention>> MakeHostZone(const HostZoneOptions& options,
+                                                            const OpenedContext& context);
+// Of rows that this process holds for a GPU, on the device or in pinned memory of this host; not empty.
+absl::StatusOr<std::unique_ptr<CudaZoneAttention>> MakeCudaHeldZone(const OpenedContext& context);
 
 }  // namespace carrel::decoder

@@ -1,5 +1,6 @@
 #include "decoder/zone/output_error.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/attention/merge_states/merge_states.h"
@@ -23,6 +24,17 @@ void AddOutputErrors(const Partial& window, const Partial& zone, const Partial& 
       norm += expected * expected;
     }
     error.Add(std::sqrt(norm > 0 ? difference / norm : difference));
+  }
+}
+
+void AddMass(const std::vector<float>& zone_lse, const std::vector<float>& rows_lse,
+             const std::vector<float>& window_lse, LayerStatistics& statistics) {
+  for (size_t i = 0; i < zone_lse.size(); ++i) {
+    const double top = std::max(zone_lse[i], window_lse[i]);
+    const double all = std::exp(zone_lse[i] - top) + std::exp(window_lse[i] - top);
+    statistics.mass.Add(std::exp(double{rows_lse[i]} - zone_lse[i]));
+    statistics.attended_mass.Add((std::exp(rows_lse[i] - top) + std::exp(window_lse[i] - top)) /
+                                 all);
   }
 }
 

@@ -1,6 +1,4 @@
 // The store zone's state machine against a store of plain loops, which keeps a log of what it is asked.
-#include "decoder/zone/store_zone.h"
-
 #include <algorithm>
 #include <cmath>
 #include <deque>
@@ -12,6 +10,8 @@
 #include "common/status.h"
 #include "common/test_random.h"
 #include "common/test_util.h"
+#include "decoder/zone/candidate_rows.h"
+#include "decoder/zone/make_zone.h"
 
 namespace carrel::decoder {
 namespace {
@@ -190,7 +190,7 @@ class StoreZoneTest : public testing::Test {
     config_.estimate = Estimate::kOff;
   }
   void Make() {
-    zone_ = std::make_unique<StoreZone>(
+    auto zone = MakeStoreZone(
         OpenedContext{.config = config_,
                       .selections = LayerSelections(config_, kShape.layers, kZone.rows()),
                       .shape = kShape,
@@ -200,6 +200,8 @@ class StoreZoneTest : public testing::Test {
                       .max_fetch_rows = 1000,
                       .client = &store_,
                       .pool = &pool_});
+    CARREL_ASSERT_OK(zone);
+    zone_ = *std::move(zone);
   }
   std::vector<float> Queries(int64_t n) {
     return RandomNormal(rng_, n * kShape.q_heads * kShape.head_dim);
@@ -248,7 +250,7 @@ class StoreZoneTest : public testing::Test {
   const LayerStatistics& StatisticsOf(int32_t layer) const {
     return zone_->statistics()[static_cast<size_t>(layer)];
   }
-  std::unique_ptr<StoreZone> zone_;
+  std::unique_ptr<ZoneAttention> zone_;
   Partial partial_;
 };
 

@@ -2,13 +2,14 @@
 //         (cosine of q~ and q, hit rate of the candidates).
 // Math:   threshold = min { c : mean hit rate of the samples with cosine >= c is >= wanted }; above
 //         1 (never) if there is none.
-// Edge:   without samples nothing is trusted.   Cost: O(samples log samples) per value().
+// Edge:   without samples nothing is trusted.   Cost: O(samples) per value().
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <utility>
-#include <vector>
+#include <functional>
+#include <map>
+
+#include "decoder/statistics.h"
 
 namespace carrel::decoder {
 
@@ -18,34 +19,25 @@ class Threshold {
   static constexpr int64_t kEnough = 256;  // samples after which calibration stops
 
   void Add(double cosine, double hit_rate) {
-    samples_.emplace_back(cosine, hit_rate);
-    stale_ = true;
+    hit_rates_[cosine].Add(hit_rate);
+    ++samples_;
   }
-  int64_t samples() const { return static_cast<int64_t>(samples_.size()); }
+  int64_t samples() const { return samples_; }
 
-  double value(double wanted_hit_rate) {
-    if (!stale_ && wanted_hit_rate == wanted_) return value_;
-    wanted_ = wanted_hit_rate;
-    std::sort(samples_.begin(), samples_.end(),
-              [](const auto& a, const auto& b) { return a.first > b.first; });
-    value_ = kNever;
-    double sum = 0;
-    for (size_t i = 0; i < samples_.size(); ++i) {
-      sum += samples_[i].second;
-      const bool last_of_ties =
-          i + 1 == samples_.size() || samples_[i + 1].first < samples_[i].first;
-      if (last_of_ties && sum >= wanted_hit_rate * static_cast<double>(i + 1))
-        value_ = samples_[i].first;
+  double value(double wanted_hit_rate) const {
+    double value = kNever;
+    Mean so_far;
+    for (const auto& [cosine, hit_rate] : hit_rates_) {
+      so_far.sum += hit_rate.sum;
+      so_far.count += hit_rate.count;
+      if (so_far.sum >= wanted_hit_rate * static_cast<double>(so_far.count)) value = cosine;
     }
-    stale_ = false;
-    return value_;
+    return value;
   }
 
  private:
-  std::vector<std::pair<double, double>> samples_;
-  double value_ = kNever;
-  double wanted_ = -1;
-  bool stale_ = false;
+  std::map<double, Mean, std::greater<>> hit_rates_;  // by cosine, ties together
+  int64_t samples_ = 0;
 };
 
 }  // namespace carrel::decoder

@@ -1,22 +1,45 @@
-// What:   the zone's part of a sequence's attention, wherever the zone lives: store_zone.h asks a
-//         store, host_zone.h attends to rows mapped here.
+// What:   the zone's part of a sequence's attention, wherever the zone lives: store_zone.cc asks a
+//         store, host_zone.cc attends to rows mapped here; and what it is made of.
 //         Per layer and block of tokens: Prefetch (optional), Start, Finish, then Measure.
-// Ownership: as OpenedContext.
+// Ownership: client and pool outlive what is made of an opened context; rows are shared.
 // Threads: one.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "common/ids.h"
+#include "common/thread_pool.h"
+#include "decoder/config.h"
+#include "decoder/select/host_rows.h"
 #include "decoder/statistics.h"
 #include "decoder/window/partial.h"
-#include "decoder/zone/opened_context.h"
+#include "retrieval/session.h"
 
 namespace carrel::decoder {
+
+// How to retrieve, what the store said of the context, and whom to ask. Without a context: no tokens and no client.
+struct OpenedContext {
+  RetrievalConfig config;                     // what was left to the context is decided
+  std::vector<select::Selection> selections;  // [layers]: LayerSelections
+  DeviceConfig device;
+  std::string content_id;  // empty: it has none
+  AttentionShape shape;
+  int64_t tokens = 0;
+  RowRange zone;
+  bool has_summaries = false;  // at the store
+  int64_t max_top_k = 0;       // the store's limits
+  int64_t max_fetch_rows = 0;
+  int64_t max_block = 1;                  // tokens of one query
+  std::vector<std::vector<float>> drift;  // StoredDrift (runner/query_drift.h)
+  retrieval::Session* client = nullptr;
+  ThreadPool* pool = nullptr;
+  std::shared_ptr<const HostRows> rows;  // where TakesHostRows and they can be had
+};
 
 class ZoneAttention {
  public:

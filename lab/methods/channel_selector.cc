@@ -5,7 +5,7 @@
 //         both, which is the mean of |q_c k_c| over all pairs. L = K[:, C] in 4 bits: per channel,
 //         16 levels from its least to its largest value. s~[h, j] = scale * sum_c q[h, c] L[j, c];
 //         the group's candidates, oversample x budget, by group score (kernels/score/group_score) of s~,
-//         ties by smaller id; of them the best `budget` as hash_selector.h says.
+//         ties by smaller id; of them the best `budget` as hash_selector.cc says.
 // Source: Double Sparsity (docs/methods.md): section 4, algorithm 1; outlier variants of its
 //         table 3 (q under GQA). Differs: calibrated on the document's own queries instead of a
 //         text corpus; q heads of a group are joined by group score, where the paper has one q head
@@ -37,13 +37,6 @@ class ChannelSelector final : public RowSelector {
         oversample_(oversample),
         rows_(rows),
         labels_(std::move(labels)) {}
-
-  int64_t resident_bytes() const override {
-    size_t bytes = 0;
-    for (const ChannelLabels& labels : labels_)
-      bytes += labels.bytes.size() + labels.channels.size() * 16;
-    return static_cast<int64_t>(bytes);
-  }
 
   void Select(const SelectRequest& request, SelectedRows& selection) override {
     const int64_t candidates = CandidateCount(request.budget, oversample_, zone_);
@@ -132,7 +125,6 @@ class ChannelsMethodType final : public MethodType {
   bool needs_host_rows(const SelectorConfig&) const override { return true; }
   bool reads_keys(const SelectorConfig& config) const override { return config.oversample != 1; }
   bool after_rope() const override { return true; }
-  bool second_look() const override { return true; }
   absl::Status ValidateCuda(const SelectorConfig&) const override { return absl::OkStatus(); }
   absl::StatusOr<std::unique_ptr<RowSelector>> Make(const SelectorConfig& config,
                                                     const SelectorInput& input) const override {

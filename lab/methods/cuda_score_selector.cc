@@ -1,7 +1,7 @@
 #include "lab/methods/cuda_score_selector.h"
 
-#include "decoder/select/cuda_choices.h"
 #include "decoder/select/cuda_methods.h"
+#include "decoder/select/cuda_row_selector.h"
 #include "kernels/select/topk/topk_cuda.h"
 
 namespace carrel::decoder {

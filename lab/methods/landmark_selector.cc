@@ -66,10 +66,6 @@ class LandmarkSelector final : public RowSelector {
         landmarks_(std::move(landmarks)),
         outliers_(std::move(outliers)) {}
 
-  int64_t resident_bytes() const override {
-    return static_cast<int64_t>(landmarks_.size()) * chunks_.count() * shape_.head_dim * 2;
-  }
-
   void Select(const SelectRequest& request, SelectedRows& selection) override {
     if (request.budget >= chunks_.zone.rows()) return AllRows(chunks_.zone, selection.rows);
     const size_t head =

@@ -69,11 +69,9 @@ TEST(MethodOptionsTest, Parameters_ReachTheirMethod) {
             "landmarks:chunk=8,outliers=0,mask=q-head");
 }
 
-TEST(OversampleOfTest, Channels_AutoIsWhatTheZoneSays) {
-  EXPECT_EQ(OversampleOf(*ParseSelector("channels")), kOversample);
-  EXPECT_EQ(OversampleOf(*ParseSelector("channels"), 1), 1);
+TEST(WithOversampleTest, Channels_AutoIsWhatTheZoneSays) {
+  EXPECT_EQ(WithOversample(*ParseSelector("channels"), 1).oversample, 1);
   EXPECT_EQ(WithOversample(*ParseSelector("channels"), 3).oversample, 3);
-  EXPECT_EQ(OversampleOf(*ParseSelector("hip"), 3), 1);
 }
 
 TEST(DescribeSelectorTest, Channels_SayWhatChoosesAndHowMany) {

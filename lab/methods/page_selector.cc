@@ -31,10 +31,6 @@ class PageSelector final : public RowSelector {
   PageSelector(const AttentionShape& shape, const ZonePieces& pages, StandIns bounds)
       : shape_(shape), pages_(pages), bounds_(std::move(bounds)) {}
 
-  int64_t resident_bytes() const override {
-    return static_cast<int64_t>(bounds_.size()) * pages_.count() * shape_.head_dim * 4;
-  }
-
   void Select(const SelectRequest& request, SelectedRows& selection) override {
     if (request.budget >= pages_.zone.rows()) return AllRows(pages_.zone, selection.rows);
     // What is positive meets the largest values, what is negative the least.

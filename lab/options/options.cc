@@ -1,6 +1,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 #include "decoder/lab_options.h"
+#include "decoder/select/method_type.h"
 
 namespace carrel::decoder {
 namespace {
@@ -38,7 +39,7 @@ absl::Status ValidateRope(const RetrievalConfig& config) {
     return absl::InvalidArgumentError(
         "estimate=on with rope=infinitehip: summaries are of keys where the document has them");
   }
-  if (SelectorIsAfterRope(*selector)) {
+  if (MethodOf(*selector).after_rope()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "rope=infinitehip with method=", SelectorKindName(selector->kind),
         ": codes and labels are made of keys after RoPE; use exact, hip or infinitehip"));

@@ -1,5 +1,18 @@
-#include "decoder/runner/cuda_repositioned_runner.h"
-
+// What:   decoding on a GPU over a context whose keys are stored before RoPE, at positions that
+//         attention gives: what RepositionedAttention (repositioned_attention.h) is on the CPU, with
+//         method infinitehip. All rows of the context and all new ones lie in one array per layer and KV
+//         head, on the device (DeviceZoneOptions) or in pinned memory of this host (HostZoneOptions), which
+//         the kernels read, and the new rows' kernel writes, across the bus.
+// Math:   that of repositioned_attention.h on keys that are rounded to bf16 once more after they are
+//         turned; rows are the CPU's but for ties within that rounding.
+// Source: InfiniteHiP (docs/methods.md). Every token is a block of its own to the kernels of sparse
+//         prefill (kernels/select/block_prune, kernels/attention/block_sparse_attention).
+//         A runner of one sequence: nothing is shared with others.
+// Errors: Unimplemented a shape or stages that the kernels do not run (names them); those of runner.h.
+// Ownership: copies the rows; keeps none of what it is given.
+// Threads: one caller.
+// Cost:   no graphs: some 20 launches per layer and token. Memory: 4 bytes * kv_heads * head_dim per
+//         layer, token of the context and new token, and the scores of a block's first stage.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -9,8 +22,9 @@
 #include "common/cuda/range.h"
 #include "common/cuda/status.h"
 #include "common/status.h"
+#include "decoder/runner/runner.h"
 #include "decoder/select/host_rows.h"
-#include "decoder/zone/opened_context.h"
+#include "decoder/zone/zone_attention.h"
 #include "kernels/attention/block_sparse_attention/block_sparse_attention.h"
 #include "kernels/layer/rope/rope_table.h"
 #include "kernels/of_heads.h"

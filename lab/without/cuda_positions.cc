@@ -1,6 +1,6 @@
 // In place of the GPU's half of lab/positions.
 #include "common/lab.h"
-#include "decoder/runner/cuda_repositioned_runner.h"
+#include "decoder/runner/runner.h"
 
 namespace carrel::decoder {
 

@@ -9,6 +9,7 @@
 #include "common/status.h"
 #include "decoder/fidelity.h"
 #include "decoder/lab_options.h"
+#include "decoder/select/method_type.h"
 #include "tools/carrel/lab.h"
 
 namespace carrel::tools {
@@ -280,7 +281,7 @@ absl::Status RetrievalFlags::ResolveZone(bool has_context) {
   if (!method.empty()) {
     ASSIGN_OR_RETURN(selector, decoder::ParseSelector(method));
   }
-  if (cuda && !store.server.empty() && decoder::SelectorNeedsHostRows(selector)) {
+  if (cuda && !store.server.empty() && decoder::MethodOf(selector).needs_host_rows(selector)) {
     return absl::InvalidArgumentError(
         absl::StrCat("method=", method, " is calibrated by what prefill left in the store's ",
                      "folder: give --store instead of --server"));

@@ -1,7 +1,7 @@
-#include "decoder/zone/cuda_zone_work.h"
-
 #include "common/cuda/status.h"
 #include "common/status.h"
+#include "decoder/zone/cuda_zone_attention.h"
+#include "decoder/zone/make_zone.h"
 #include "kernels/attention/prefill_attention/prefill_attention_cuda.h"
 #include "kernels/of_heads.h"
 
@@ -34,6 +34,20 @@ absl::Status AttendBlock(const AttentionShape& heads, const CudaQueries& queries
   params.room = queries.room;
   RETURN_IF_CUDA_ERROR(kernels::PrefillAttentionCuda(params, stream.get()));
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<CudaZoneAttention>> MakeCudaZone(const OpenedContext& context) {
+  static constexpr decltype(&MakeCudaStoreZone) kPlainZones[] = {
+#define CARREL_ZONE(Name, name) nullptr,  // ValidateDeviceConfig
+#define CARREL_GPU_ZONE(Name, name) MakeCuda##Name##Zone,
+#include "decoder/zone/zones.def"
+#undef CARREL_ZONE
+#undef CARREL_GPU_ZONE
+  };
+  if (context.zone.rows() == 0) return std::make_unique<CudaZoneAttention>(context);
+  if (const auto* const plain = std::get_if<PlainZoneOptions>(&context.config.zone))
+    return kPlainZones[static_cast<size_t>(plain->kind)](context);
+  return MakeCudaHeldZone(context);
 }
 
 }  // namespace carrel::decoder

@@ -1,11 +1,40 @@
-#include "decoder/select/rotations.h"
+#include "decoder/select/hash_codes.h"
 
 #include <cmath>
 #include <random>
+#include <string>
 
+#include "absl/strings/str_cat.h"
 #include "common/bf16.h"
+#include "common/status.h"
 
 namespace carrel::decoder {
+
+absl::StatusOr<HashSource> SourceOfCodes(const HashConfig& config, const HostRows* rows) {
+  if (config.source != HashSource::kAuto) return config.source;
+  if (rows == nullptr) return HashSource::kRandom;
+  const absl::Status stored = rows->StoredCodes(Layer(0), KvHead(0)).status();
+  if (absl::IsNotFound(stored)) return HashSource::kRandom;
+  RETURN_IF_ERROR(Annotate(stored, "method=hash"));
+  return HashSource::kStored;
+}
+
+absl::StatusOr<HeadCodes> StoredCodesOf(const HostRows& rows, Layer layer, KvHead head, int64_t d) {
+  absl::StatusOr<HeadCodes> codes = rows.StoredCodes(layer, head);
+  const std::string what =
+      absl::StrCat("method=hash: layer ", layer.value(), " kv_head ", head.value());
+  RETURN_IF_ERROR(Annotate(codes.status(), what));
+  if (codes->bits < 32 || codes->bits % 32 != 0) {
+    return absl::UnimplementedError(
+        absl::StrCat(what, ": codes of ", codes->bits, " bits: must be a multiple of 32"));
+  }
+  if (static_cast<int64_t>(codes->words.size()) != rows.tokens() * codes->bits / 32 ||
+      static_cast<int64_t>(codes->directions.size()) != codes->bits * d ||
+      codes->decoder.size() != codes->directions.size()) {
+    return absl::DataLossError(absl::StrCat(what, ": codes do not fit the context"));
+  }
+  return codes;
+}
 
 std::vector<float> RandomRotations(int64_t bits, int64_t d, uint64_t seed) {
   std::mt19937_64 rng(seed);

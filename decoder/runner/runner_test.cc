@@ -1,4 +1,4 @@
-#include "decoder/runner/batch.h"
+#include "decoder/runner/runner.h"
 
 #include <numeric>
 
@@ -35,6 +35,17 @@ TEST(PartsOfTest, ALongerBlock_IsAPartOfItsOwn_AndPartsNoOthers) {
 TEST(PartsOfTest, Answers_StayTogetherWhereverThePromptStands) {
   EXPECT_THAT(Parts({1, 1, 31, 1, 1}, 32), ElementsAre(ElementsAre(0, 1, 3, 4), ElementsAre(2)));
   EXPECT_THAT(Parts({28, 1, 1, 1, 1}, 32), ElementsAre(ElementsAre(1, 2, 3, 4, 0)));
+}
+
+TEST(RunnerKeyTest, CopiesOfACheckpoint_ShareARunner_AnotherModelDoesNot) {
+  model::Checkpoint checkpoint;
+  checkpoint.config.shape = {.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 16};
+  checkpoint.config.rope.theta = 10000;
+  model::Checkpoint other = checkpoint;
+  other.fingerprint.emplace_back("weights", "of the context");  // as who opens it presents itself
+  EXPECT_EQ(RunnerKey(other), RunnerKey(checkpoint));
+  other.config.rope.theta = 500000;
+  EXPECT_NE(RunnerKey(other), RunnerKey(checkpoint));
 }
 
 }  // namespace

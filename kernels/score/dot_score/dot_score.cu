@@ -79,8 +79,7 @@ __global__ void __launch_bounds__(kWarps * 32, kWide ? 2 : kBlocksPerSm)
   const auto load = [&](int tile) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      int row = min(tile + 8 * i + g, end - 1);
-      if (p.ids != nullptr) row = __ldg(p.ids + head * p.ids_stride + row);
+      const int row = min(tile + 8 * i + g, end - 1);
 #pragma unroll
       for (int j = 0; j < kLoads; ++j)
         x[i][j] = LoadStream16(k + static_cast<int64_t>(row) * kDim + 32 * j);
@@ -143,7 +142,7 @@ int64_t DotScoreParts(int64_t kv_heads, int64_t rows) {
 cudaError_t DotScoreCuda(const DotScoreCudaParams& p, cudaStream_t stream) {
   if (p.kv_heads < 1 || p.kv_heads > 65535 || p.group < 1 || p.group > kMaxGroup || p.rows < 0 ||
       (p.head_dim != 64 && p.head_dim != 128) || p.rows > p.score_stride || p.rows >= 1 << 30 ||
-      p.rows > (p.ids == nullptr ? p.kv.row_stride : p.ids_stride)) {
+      p.rows > p.kv.row_stride) {
     return cudaErrorInvalidValue;
   }
   if (p.rows == 0) return cudaSuccess;

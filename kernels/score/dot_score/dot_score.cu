@@ -2,6 +2,7 @@
 // next 16 travel while it writes. As many blocks as are resident at once share the rows.
 #include <algorithm>
 
+#include "kernels/launch-inl.cuh"
 #include "kernels/mma-inl.cuh"
 #include "kernels/score/dot_score/dot_score_cuda.h"
 #include "kernels/softmax_state-inl.cuh"
@@ -128,13 +129,8 @@ int64_t Share(int64_t rows, int64_t parts) {
 }  // namespace
 
 int64_t DotScoreParts(int64_t kv_heads, int64_t rows) {
-  int device = 0, sms = 0;
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
-    sms = 1;  // the launch will report it
-  }
   const int64_t resident =
-      std::max<int64_t>(1, kBlocksPerSm * sms / std::max<int64_t>(1, kv_heads));
+      std::max<int64_t>(1, kBlocksPerSm * Multiprocessors() / std::max<int64_t>(1, kv_heads));
   return std::clamp<int64_t>((rows + kMinBlockRows - 1) / kMinBlockRows, 1,
                              std::min(resident, kMaxDotScoreParts));
 }
@@ -151,11 +147,8 @@ cudaError_t DotScoreCuda(const DotScoreCudaParams& p, cudaStream_t stream) {
                           ? (wide ? DotScoreKernel<64, true> : DotScoreKernel<64, false>)
                           : (wide ? DotScoreKernel<128, true> : DotScoreKernel<128, false>);
   const int64_t parts = DotScoreParts(p.kv_heads, p.rows);
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(parts), static_cast<unsigned>(p.kv_heads));
-  config.blockDim = dim3(kWarps * 32);
-  config.stream = stream;
-  return cudaLaunchKernelEx(&config, kernel, p, static_cast<int>(Share(p.rows, parts)));
+  return Launch({.grid = GridOf(parts, p.kv_heads), .threads = kWarps * 32}, stream, kernel, p,
+                static_cast<int>(Share(p.rows, parts)));
 }
 
 }  // namespace carrel::kernels

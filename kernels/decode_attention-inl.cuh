@@ -8,6 +8,7 @@
 
 #include "kernels/decode_attention.h"
 #include "kernels/kv_view.h"
+#include "kernels/launch-inl.cuh"
 #include "kernels/mma-inl.cuh"
 #include "kernels/together-inl.cuh"
 
@@ -473,23 +474,12 @@ auto DecodeKernelFor(const DecodeHeads& heads) {
 // Of sequences alike in heads.
 template <bool kIndexed, class Params, class Make>
 cudaError_t LaunchDecodeAttention(std::span<const Params> some, Make args, cudaStream_t stream) {
-  bool early_served = false;
-  if (const cudaError_t error = EarlyLaunchServed(&early_served); error != cudaSuccess)
-    return error;
   int64_t splits = 1;
   for (const Params& p : some) splits = std::max(splits, p.splits);
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(splits), static_cast<unsigned>(some[0].kv_heads),
-                        static_cast<unsigned>(some.size()));
-  config.blockDim = dim3(kDecodeWarps * 32);
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = early_served ? 1 : 0;
-  return cudaLaunchKernelEx(&config, DecodeKernelFor<kIndexed>(DecodeHeadsOf(some[0])),
-                            TogetherOf(some, args));
+  return Launch({.grid = GridOf(splits, some[0].kv_heads, static_cast<int64_t>(some.size())),
+                 .threads = kDecodeWarps * 32,
+                 .early = true},
+                stream, DecodeKernelFor<kIndexed>(DecodeHeadsOf(some[0])), TogetherOf(some, args));
 }
 
 // served(p), args(p): of each. Nothing is enqueued if one is not served.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "kernels/launch-inl.cuh"
 #include "kernels/mma-inl.cuh"
 #include "kernels/rows/packed_rows/packed_rows_cuda.h"
 #include "kernels/together-inl.cuh"
@@ -152,29 +153,22 @@ inline int64_t GatherBlocks(const GatherShape& shape, int64_t most_rows, int64_t
                              std::max<int64_t>(1, (most_rows + together - 1) / together));
 }
 
-// Packed rows if shape.packed; args(p): of each. early: the launch may begin while the one before it ends.
+// Packed rows if shape.packed; args(p): of each.
 template <class Params, class Make>
 cudaError_t LaunchGather(std::span<const Params> some, Make args, const GatherShape& shape,
-                         bool early, cudaStream_t stream) {
+                         cudaStream_t stream) {
   int64_t rows = 0;
   for (const Params& p : some) rows = std::max(rows, p.count);
   const auto sequences = static_cast<int64_t>(some.size());
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(GatherBlocks(shape, rows, sequences)),
-                        static_cast<unsigned>(shape.kv_heads), static_cast<unsigned>(sequences));
-  config.blockDim = dim3(kGatherWarps * 32);
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = early ? 1 : 0;
   const auto kernel =
       shape.head_dim == 64
           ? (shape.packed ? GatherKernel<64, PackedSource<64>> : GatherKernel<64, PlainSource<64>>)
           : (shape.packed ? GatherKernel<128, PackedSource<128>>
                           : GatherKernel<128, PlainSource<128>>);
-  return cudaLaunchKernelEx(&config, kernel, TogetherOf(some, args));
+  return Launch({.grid = GridOf(GatherBlocks(shape, rows, sequences), shape.kv_heads, sequences),
+                 .threads = kGatherWarps * 32,
+                 .early = true},
+                stream, kernel, TogetherOf(some, args));
 }
 
 }  // namespace carrel::kernels

@@ -36,19 +36,7 @@ __device__ __forceinline__ uint32_t LoadStream4(const void* address) {
   return r;
 }
 
-// Where the architecture has it, a launch may begin while the one before it in its stream ends.
-// cudaLaunchAttributeProgrammaticStreamSerialization says so at the launch, if *served.
-inline cudaError_t EarlyLaunchServed(bool* served) {
-  int device = 0, major = 0;
-  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-  if (const cudaError_t error =
-          cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-      error != cudaSuccess) {
-    return error;
-  }
-  *served = major >= 9;
-  return cudaSuccess;
-}
+// Of a launch that may begin while the one before it in its stream ends (launch-inl.cuh).
 // Waits until that has finished and its writes are visible; before it, nothing may be read that
 // others write.
 __device__ __forceinline__ void WaitForEarlierLaunch() {

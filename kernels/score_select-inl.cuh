@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "kernels/launch-inl.cuh"
 #include "kernels/select-inl.cuh"
 
 namespace carrel::kernels {
@@ -31,13 +32,7 @@ struct ScorePlan {
 };
 
 // Of the current device.
-inline int64_t ResidentBlocks(int64_t blocks_per_sm) {
-  int device = 0, sms = 1;
-  if (cudaGetDevice(&device) == cudaSuccess) {
-    static_cast<void>(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
-  }
-  return sms * blocks_per_sm;
-}
+inline int64_t ResidentBlocks(int64_t blocks_per_sm) { return Multiprocessors() * blocks_per_sm; }
 
 inline int64_t ScoreShare(int64_t rows, int64_t blocks) {
   return ((rows + blocks - 1) / blocks + kScoreItems - 1) / kScoreItems * kScoreItems;
@@ -134,11 +129,7 @@ __device__ void TakeScores(const uint16_t* scores, int begin, int end, unsigned 
 template <class Args>
 cudaError_t LaunchTogether(void (*kernel)(Args), dim3 grid, int threads, size_t shared_bytes,
                            const Args& args, cudaStream_t stream) {
-  if (const cudaError_t error = cudaFuncSetAttribute(
-          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
-      error != cudaSuccess) {
-    return error;
-  }
+  RETURN_IF_FAILED(AllowShared(kernel, static_cast<int64_t>(shared_bytes)));
   cudaLaunchAttribute together = {};
   together.id = cudaLaunchAttributeCooperative;
   together.val.cooperative = 1;

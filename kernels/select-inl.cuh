@@ -17,10 +17,6 @@ __device__ __forceinline__ unsigned KeyOf(float score) {
   return bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
 }
 
-__device__ __forceinline__ float ScoreOf(unsigned key) {
-  return __uint_as_float(key >> 31 != 0 ? key & 0x7fffffffu : ~key);
-}
-
 // Zero before its first use, and ready for the next at the end of each.
 struct RowSync {
   unsigned arrived;

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <span>
 
-#include "common/cuda/runtime.h"
+#include "kernels/launch-inl.cuh"
 #include "kernels/most_together.h"
 
 namespace carrel::kernels {
@@ -35,9 +35,7 @@ cudaError_t ForStretches(std::span<const Params> all, Alike alike, Launch launch
   for (size_t begin = 0, end = 0; begin < all.size(); begin = end) {
     const size_t most = std::min(all.size(), begin + static_cast<size_t>(kMostTogether));
     while (end < most && alike(all[begin], all[end])) ++end;
-    if (const cudaError_t error = launch(all.subspan(begin, end - begin)); error != cudaSuccess) {
-      return error;
-    }
+    RETURN_IF_FAILED(launch(all.subspan(begin, end - begin)));
   }
   return cudaSuccess;
 }

@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "common/checksum.h"
 #include "common/file.h"
 #include "common/json.h"
@@ -32,27 +33,11 @@ constexpr const char* kModules[kProjections] = {
     "mlp.gate_proj",    "mlp.up_proj",      "mlp.down_proj"};
 
 // Fields that change no result once the tensors are there, and those that ParseAdapter reads.
-constexpr absl::string_view kKnownFields[] = {"auto_mapping",
-                                              "base_model_name_or_path",
-                                              "bias",
-                                              "corda_config",
-                                              "eva_config",
-                                              "inference_mode",
-                                              "init_lora_weights",
-                                              "layers_pattern",
-                                              "layers_to_transform",
-                                              "loftq_config",
-                                              "lora_alpha",
-                                              "lora_dropout",
-                                              "megatron_core",
-                                              "peft_type",
-                                              "peft_version",
-                                              "qalora_group_size",
-                                              "r",
-                                              "revision",
-                                              "target_modules",
-                                              "task_type",
-                                              "use_rslora"};
+constexpr absl::string_view kKnownFields =
+    "auto_mapping base_model_name_or_path bias corda_config eva_config inference_mode "
+    "init_lora_weights layers_pattern layers_to_transform loftq_config lora_alpha "
+    "lora_dropout megatron_core peft_type peft_version qalora_group_size r revision "
+    "target_modules task_type use_rslora";
 
 // What adapter_config.json says.
 struct AdapterFields {
@@ -120,7 +105,8 @@ absl::Status ParseLayers(const JsonFields& fields, int32_t layers, AdapterFields
 absl::StatusOr<AdapterFields> ParseAdapter(const JsonFields& fields, int32_t layers) {
   ASSIGN_OR_RETURN(const std::string type, fields.String("peft_type"));
   if (type != "LORA") return fields.Unsupported("peft_type", "is not LORA");
-  RETURN_IF_ERROR(RefuseUnknownFields(fields, kKnownFields));
+  const std::vector<absl::string_view> known = absl::StrSplit(kKnownFields, ' ');
+  RETURN_IF_ERROR(RefuseUnknownFields(fields, known));
   if (const json* bias = fields.Find("bias"); bias != nullptr && *bias != "none") {
     return fields.Unsupported("bias", "is not none: trained biases are not run");
   }

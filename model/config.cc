@@ -20,15 +20,6 @@ namespace {
 
 using nlohmann::json;
 
-// Bounds that catch nonsense before it becomes an allocation; far above every published model.
-constexpr int64_t kMaxLayers = 1024;
-constexpr int64_t kMaxHeads = 1024;
-constexpr int64_t kMaxHeadDim = 1024;
-constexpr int64_t kMaxWidth = int64_t{1} << 20;
-constexpr int64_t kMaxIntermediate = int64_t{1} << 22;
-constexpr int64_t kMaxVocab = int64_t{1} << 24;
-constexpr int64_t kMaxPositions = int64_t{1} << 30;
-
 // What transformers assumes where config.json is silent (null and absent differ for some fields).
 struct ArchitectureTraits {
   Architecture architecture;
@@ -224,7 +215,6 @@ absl::Status ParseBiases(const JsonFields& fields, const ArchitectureTraits& tra
 }
 
 absl::Status ParseExperts(const JsonFields& fields, ModelConfig& config) {
-  constexpr int64_t kMaxExperts = 4096, kMaxPerToken = 256;
   ExpertsConfig& experts = config.experts;
   // transformers 5 writes num_local_experts.
   const char* const count = fields.Has("num_experts") ? "num_experts" : "num_local_experts";
@@ -232,8 +222,8 @@ absl::Status ParseExperts(const JsonFields& fields, ModelConfig& config) {
   ASSIGN_OR_RETURN(const int64_t same,
                    fields.IntOr("num_local_experts", experts.count, 1, kMaxExperts));
   if (same != experts.count) return fields.Invalid("num_local_experts", "contradicts num_experts");
-  ASSIGN_OR_RETURN(experts.per_token,
-                   fields.Int("num_experts_per_tok", 1, std::min(experts.count, kMaxPerToken)));
+  ASSIGN_OR_RETURN(experts.per_token, fields.Int("num_experts_per_tok", 1,
+                                                 std::min(experts.count, kMaxExpertsPerToken)));
   ASSIGN_OR_RETURN(experts.intermediate_size,
                    fields.Int("moe_intermediate_size", 1, kMaxIntermediate));
   ASSIGN_OR_RETURN(experts.normalize, fields.BoolOr("norm_topk_prob", false));

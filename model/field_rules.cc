@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_split.h"
 #include "nlohmann/json.hpp"
 
 namespace carrel::model {
@@ -14,117 +16,38 @@ using nlohmann::json;
 // Fields that config.cc or rope_config.cc read, and those that change no K, V or logits: training
 // (dropouts, initialisation), how a program runs it (caches, dtypes, attention kernels), sampling,
 // and what old versions of transformers wrote into every file.
-constexpr absl::string_view kKnownFields[] = {"_attn_implementation",
-                                              "_attn_implementation_autoset",
-                                              "_commit_hash",
-                                              "_flash_attn_2_enabled",
-                                              "_name_or_path",
-                                              "architectures",
-                                              "attention_bias",
-                                              "attention_dropout",
-                                              "attention_probs_dropout_prob",
-                                              "attn_implementation",
-                                              "bad_words_ids",
-                                              "begin_suppress_tokens",
-                                              "bos_token_id",
-                                              "chunk_size_feed_forward",
-                                              "classifier_dropout",
-                                              "cls_token_id",
-                                              "decoder_start_token_id",
-                                              "diversity_penalty",
-                                              "do_sample",
-                                              "dtype",
-                                              "early_stopping",
-                                              "embd_pdrop",
-                                              "encoder_no_repeat_ngram_size",
-                                              "eos_token_id",
-                                              "exponential_decay_length_penalty",
-                                              "finetuning_task",
-                                              "forced_bos_token_id",
-                                              "forced_eos_token_id",
-                                              "gradient_checkpointing",
-                                              "head_dim",
-                                              "hidden_act",
-                                              "hidden_dropout",
-                                              "hidden_dropout_prob",
-                                              "hidden_size",
-                                              "id2label",
-                                              "initializer_range",
-                                              "intermediate_size",
-                                              "is_causal",
-                                              "is_decoder",
-                                              "is_llama_config",
-                                              "keys_to_ignore_at_inference",
-                                              "label2id",
-                                              "layer_types",
-                                              "length_penalty",
-                                              "max_length",
-                                              "max_position_embeddings",
-                                              "max_sequence_length",
-                                              "max_window_layers",
-                                              "min_length",
-                                              "mlp_bias",
-                                              "model_max_length",
-                                              "model_type",
-                                              "no_repeat_ngram_size",
-                                              "num_attention_heads",
-                                              "num_beam_groups",
-                                              "num_beams",
-                                              "num_hidden_layers",
-                                              "num_key_value_heads",
-                                              "num_labels",
-                                              "num_return_sequences",
-                                              "output_attentions",
-                                              "output_hidden_states",
-                                              "output_scores",
-                                              "pad_token_id",
-                                              "partial_rotary_factor",
-                                              "prefix",
-                                              "pretraining_tp",
-                                              "problem_type",
-                                              "remove_invalid_values",
-                                              "repetition_penalty",
-                                              "resid_pdrop",
-                                              "return_dict",
-                                              "return_dict_in_generate",
-                                              "rms_norm_eps",
-                                              "rope_parameters",
-                                              "rope_scaling",
-                                              "rope_theta",
-                                              "sep_token_id",
-                                              "sliding_window",
-                                              "suppress_tokens",
-                                              "task_specific_params",
-                                              "temperature",
-                                              "tie_word_embeddings",
-                                              "tokenizer_class",
-                                              "top_k",
-                                              "top_p",
-                                              "torch_dtype",
-                                              "torchscript",
-                                              "transformers.js_config",
-                                              "transformers_version",
-                                              "typical_p",
-                                              "unk_token_id",
-                                              "unsloth_fixed",
-                                              "unsloth_version",
-                                              "use_bfloat16",
-                                              "use_cache",
-                                              "use_sliding_window",
-                                              "vocab_size"};
+constexpr absl::string_view kKnownFields =
+    "_attn_implementation _attn_implementation_autoset _commit_hash _flash_attn_2_enabled "
+    "_name_or_path architectures attention_bias attention_dropout "
+    "attention_probs_dropout_prob attn_implementation bad_words_ids begin_suppress_tokens "
+    "bos_token_id chunk_size_feed_forward classifier_dropout cls_token_id "
+    "decoder_start_token_id diversity_penalty do_sample dtype early_stopping embd_pdrop "
+    "encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty "
+    "finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing head_dim "
+    "hidden_act hidden_dropout hidden_dropout_prob hidden_size id2label initializer_range "
+    "intermediate_size is_causal is_decoder is_llama_config keys_to_ignore_at_inference "
+    "label2id layer_types length_penalty max_length max_position_embeddings "
+    "max_sequence_length max_window_layers min_length mlp_bias model_max_length model_type "
+    "no_repeat_ngram_size num_attention_heads num_beam_groups num_beams num_hidden_layers "
+    "num_key_value_heads num_labels num_return_sequences output_attentions "
+    "output_hidden_states output_scores pad_token_id partial_rotary_factor prefix "
+    "pretraining_tp problem_type remove_invalid_values repetition_penalty resid_pdrop "
+    "return_dict return_dict_in_generate rms_norm_eps rope_parameters rope_scaling rope_theta "
+    "sep_token_id sliding_window suppress_tokens task_specific_params temperature "
+    "tie_word_embeddings tokenizer_class top_k top_p torch_dtype torchscript "
+    "transformers.js_config transformers_version typical_p unk_token_id unsloth_fixed "
+    "unsloth_version use_bfloat16 use_cache use_sliding_window vocab_size";
 
 // What config.json says about experts; it may be read only where the architecture has them.
-constexpr absl::string_view kExpertFields[] = {
-    "decoder_sparse_step", "mlp_only_layers",      "moe_intermediate_size",
-    "norm_topk_prob",      "num_experts",          "num_experts_per_tok",
-    "num_local_experts",   "output_router_logits", "router_aux_loss_coef"};
+constexpr absl::string_view kExpertFields =
+    "decoder_sparse_step mlp_only_layers moe_intermediate_size norm_topk_prob num_experts "
+    "num_experts_per_tok num_local_experts output_router_logits router_aux_loss_coef";
 
 // And about Gemma's layers. Pictures are no part of gemma3_text; what caps scores or logits, or looks
 // ahead, is read by nobody and refused if it is set.
-constexpr absl::string_view kGemmaFields[] = {
-    "_sliding_window_pattern", "cache_implementation", "hidden_activation",
-    "query_pre_attn_scalar",   "rope_local_base_freq", "sliding_window_pattern",
-};
+constexpr absl::string_view kGemmaFields =
+    "_sliding_window_pattern cache_implementation hidden_activation query_pre_attn_scalar "
+    "rope_local_base_freq sliding_window_pattern";
 
 template <typename Words>
 bool HasAny(absl::string_view name, const Words& words) {
@@ -227,11 +150,13 @@ std::vector<Fact> FactsOf(const ModelConfig& config) {
 }
 
 bool IsKnownField(Architecture architecture, absl::string_view name) {
-  const auto among = [&](absl::Span<const absl::string_view> names) {
-    return std::find(names.begin(), names.end(), name) != names.end();
-  };
-  return among(kKnownFields) || (architecture == Architecture::kQwen3Moe && among(kExpertFields)) ||
-         (architecture == Architecture::kGemma3 && among(kGemmaFields));
+  using Words = absl::flat_hash_set<absl::string_view>;
+  static const auto* const kAll = new Words(absl::StrSplit(kKnownFields, ' '));
+  static const auto* const kOfExperts = new Words(absl::StrSplit(kExpertFields, ' '));
+  static const auto* const kOfGemma = new Words(absl::StrSplit(kGemmaFields, ' '));
+  return kAll->contains(name) ||
+         (architecture == Architecture::kQwen3Moe && kOfExperts->contains(name)) ||
+         (architecture == Architecture::kGemma3 && kOfGemma->contains(name));
 }
 
 bool ChangesNothing(absl::string_view name, const FieldValue& value, absl::Span<const Fact> facts) {

@@ -10,6 +10,7 @@
 //         ("use_rope": false). Where tensors show it (biases, norms of q and k), they decide.
 //         attention_multiplier and its like replace 1/sqrt(head_dim), so that 1 is no neutral value: they
 //         are facts.
+//         Also the bounds of what both say.
 #pragma once
 
 #include <string>
@@ -22,6 +23,13 @@
 #include "nlohmann/json_fwd.hpp"
 
 namespace carrel::model {
+
+// Bounds that catch nonsense before it becomes an allocation; far above every published model.
+inline constexpr int64_t kMaxLayers = 1024, kMaxHeads = 1024, kMaxHeadDim = 1024;
+inline constexpr int64_t kMaxWidth = int64_t{1} << 20, kMaxIntermediate = int64_t{1} << 22;
+inline constexpr int64_t kMaxVocab = int64_t{1} << 24, kMaxPositions = int64_t{1} << 30;
+inline constexpr int64_t kMaxExperts = 4096, kMaxExpertsPerToken = 256;
+inline constexpr double kMaxTheta = 1e30, kMaxFactor = 1e6;  // of rope; well inside float
 
 // Whether a field of config.json is read, or known by its name to change nothing.
 bool IsKnownField(Architecture architecture, absl::string_view name);

@@ -3,28 +3,16 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
-#include <set>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "common/status.h"
 #include "model/field_rules.h"
 
 namespace carrel::model {
 namespace {
-
-// As config.cc has them for config.json.
-constexpr int64_t kMaxLayers = 1024;
-constexpr int64_t kMaxHeads = 1024;
-constexpr int64_t kMaxHeadDim = 1024;
-constexpr int64_t kMaxWidth = int64_t{1} << 20;
-constexpr int64_t kMaxIntermediate = int64_t{1} << 22;
-constexpr int64_t kMaxVocab = int64_t{1} << 24;
-constexpr int64_t kMaxPositions = int64_t{1} << 30;
-constexpr int64_t kMaxExperts = 4096;
-constexpr int64_t kMaxExpertsPerToken = 256;
-constexpr double kMaxTheta = 1e30;
-constexpr double kMaxFactor = 1e6;
 
 struct ArchitectureName {
   const char* name;
@@ -40,6 +28,20 @@ constexpr ArchitectureName kArchitectures[] = {{"llama", Architecture::kLlama},
 constexpr double kLlama3LowFreqFactor = 1.0;
 constexpr double kLlama3HighFreqFactor = 4.0;
 constexpr int64_t kLlama3TrainedLength = 8192;
+
+// Keys of the architecture that are read below; rope.scaling.finetuned says how the model was trained,
+// nothing to compute. And those of Gemma's.
+constexpr absl::string_view kReadKeys =
+    "attention.head_count attention.head_count_kv attention.key_length "
+    "attention.layer_norm_rms_epsilon attention.sliding_window attention.value_length "
+    "block_count context_length embedding_length expert_count expert_feed_forward_length "
+    "expert_used_count expert_weights_norm feed_forward_length rope.dimension_count "
+    "rope.freq_base rope.scale_linear rope.scaling.attn_factor rope.scaling.factor "
+    "rope.scaling.finetuned rope.scaling.original_context_length rope.scaling.type "
+    "rope.scaling.yarn_attn_factor rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow "
+    "rope.scaling.yarn_ext_factor tensor_data_layout vocab_size";
+constexpr absl::string_view kGemmaKeys =
+    "attention.scale attention.sliding_window_pattern rope.freq_base_swa";
 
 // A value as the rules of fields have it.
 FieldValue ToFieldValue(const GgufMetadata& metadata, const std::string& key) {
@@ -107,38 +109,9 @@ class Parser {
   // could change the answers. Those of other sections say where the model comes from, or are the
   // tokenizer's.
   absl::Status RefuseUnknown() const {
-    static const auto* const kRead = new std::set<std::string, std::less<>>{
-        "attention.head_count",
-        "attention.head_count_kv",
-        "attention.key_length",
-        "attention.layer_norm_rms_epsilon",
-        "attention.sliding_window",
-        "attention.value_length",
-        "block_count",
-        "context_length",
-        "embedding_length",
-        "expert_count",
-        "expert_feed_forward_length",
-        "expert_used_count",
-        "expert_weights_norm",
-        "feed_forward_length",
-        "rope.dimension_count",
-        "rope.freq_base",
-        "rope.scale_linear",
-        "rope.scaling.attn_factor",
-        "rope.scaling.factor",
-        "rope.scaling.finetuned",  // says how the model was trained, nothing to compute
-        "rope.scaling.original_context_length",
-        "rope.scaling.type",
-        "rope.scaling.yarn_attn_factor",
-        "rope.scaling.yarn_beta_fast",
-        "rope.scaling.yarn_beta_slow",
-        "rope.scaling.yarn_ext_factor",
-        "tensor_data_layout",
-        "vocab_size",
-    };
-    static const auto* const kReadOfGemma = new std::set<std::string, std::less<>>{
-        "attention.scale", "attention.sliding_window_pattern", "rope.freq_base_swa"};
+    using Words = absl::flat_hash_set<absl::string_view>;
+    static const auto* const kRead = new Words(absl::StrSplit(kReadKeys, ' '));
+    static const auto* const kReadOfGemma = new Words(absl::StrSplit(kGemmaKeys, ' '));
     std::vector<Fact> facts = FactsOf(config_);
     facts.insert(facts.end(), {{"attention.causal", true},
                                {"attention.scale", 1 / std::sqrt(config_.shape.head_dim)},

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/status.h"
+#include "model/field_rules.h"
 #include "nlohmann/json.hpp"
 
 namespace carrel::model {
@@ -16,10 +17,7 @@ using nlohmann::json;
 
 constexpr double kDefaultTheta = 10000.0;  // of every config class that we read
 constexpr double kMinTheta = 1.0;
-constexpr double kMaxTheta = 1e30;  // well inside float
-constexpr double kMaxFactor = 1e6;
 constexpr double kMinFreqFactor = 1e-6;
-constexpr int64_t kMaxPositions = int64_t{1} << 30;
 
 absl::StatusOr<RopeType> ParseType(const JsonFields& rope) {
   // "type" is the older name of "rope_type"; some files carry both.

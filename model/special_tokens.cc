@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_split.h"
 #include "common/file.h"
 #include "common/json.h"
 #include "common/status.h"
@@ -18,32 +19,11 @@ using nlohmann::json;
 
 // Ends of texts, turns and messages as families write them, and what follows a filled-in middle: another
 // file, or another repository.
-constexpr absl::string_view kEndTexts[] = {
-    "<|endoftext|>",
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end_of_text|>",
-    "<end_of_turn>",
-    "<|end_of_turn|>",
-    "<|end|>",
-    "<|return|>",
-    "<|call|>",
-    "</s>",
-    "<eos>",
-    "<|eos|>",
-    "<EOT>",
-    "<｜end▁of▁sentence｜>",
-    "<|fim_pad|>",
-    "<fim_pad>",
-    "<fim-pad>",
-    "<|repo_name|>",
-    "<reponame>",
-    "<repo_name>",
-    "<|file_sep|>",
-    "<file_sep>",
-    "<|file_separator|>",
-};
+constexpr absl::string_view kEndTexts =
+    "<|endoftext|> <|im_end|> <|eot_id|> <|eom_id|> <|end_of_text|> <end_of_turn> "
+    "<|end_of_turn|> <|end|> <|return|> <|call|> </s> <eos> <|eos|> <EOT> <｜end▁of▁sentence｜> "
+    "<|fim_pad|> <fim_pad> <fim-pad> <|repo_name|> <reponame> <repo_name> <|file_sep|> "
+    "<file_sep> <|file_separator|>";
 
 bool IsWrittenAsControl(absl::string_view text) {
   return (absl::StartsWith(text, "<|") && absl::EndsWith(text, "|>")) ||
@@ -116,7 +96,9 @@ absl::StatusOr<SpecialTexts> ResolveSpecialTokens(const std::string& model_dir,
   };
   if (!texts.eos.empty()) add(TokenOf(tokenizer, texts.eos));
   for (const TokenId id : config.overruled_eos_ids) add_control(id, TextOf(tokenizer, id));
-  for (const absl::string_view text : kEndTexts) add_control(TokenOf(tokenizer, text), text);
+  for (const absl::string_view text : absl::StrSplit(kEndTexts, ' ')) {
+    add_control(TokenOf(tokenizer, text), text);
+  }
   return texts;
 }
 

@@ -12,44 +12,42 @@
 namespace carrel::prefill {
 namespace {
 
-std::unique_ptr<LayerAttention> MakeAttention(const model::ModelConfig& model, int64_t tokens,
-                                              int64_t probe, std::vector<Position> sample_positions,
-                                              const AttentionConfig& config, ThreadPool* pool) {
+std::unique_ptr<LayerAttention> MakeAttention(const model::ModelConfig& model,
+                                              const ForwardPlan& plan, ThreadPool* pool) {
+  const AttentionConfig& config = plan.attention;
   const std::vector<float> inv_freq = model::RopeInvFreq(model.rope, model.shape.head_dim);
   const bool undo =
       config.key_position == KeyPosition::kNone && config.rope == model::Rope::kTrained;
   std::vector<float> undo_rope = undo ? inv_freq : std::vector<float>();
   if (config.kind == AttentionKind::kDense) {
-    return std::make_unique<DenseAttention>(model.shape, tokens, std::move(sample_positions),
-                                            std::move(undo_rope), pool, model.Windows(), probe);
+    return std::make_unique<DenseAttention>(model.shape, plan.tokens, plan.sample_positions,
+                                            std::move(undo_rope), pool, model.Windows(),
+                                            plan.probe);
   }
-  CARREL_CHECK(probe == 0);
-  return MakeSparseAttention(config, model.shape, tokens, std::move(sample_positions),
+  CARREL_CHECK(plan.probe == 0);
+  return MakeSparseAttention(config, model.shape, plan.tokens, plan.sample_positions,
                              std::move(undo_rope), inv_freq, model.max_position_embeddings, pool);
 }
 
 class CpuForward final : public LayerForward {
  public:
-  CpuForward(const model::Checkpoint& checkpoint, int64_t tokens, int64_t probe,
-             std::vector<Position> sample_positions, std::vector<Position> recheck_positions,
-             const AttentionConfig& attention, int64_t block_tokens, ThreadPool* pool)
+  CpuForward(const model::Checkpoint& checkpoint, const ForwardPlan& plan, int64_t block_tokens,
+             ThreadPool* pool)
       : shape_(checkpoint.config.shape),
         hidden_size_(checkpoint.config.hidden_size),
-        tokens_(tokens),
-        all_tokens_(tokens + probe),
+        tokens_(plan.tokens),
+        all_tokens_(plan.tokens + plan.probe),
         block_tokens_(block_tokens),
-        drift_positions_(SamplePositions(tokens, kDriftTokens)),
-        recheck_positions_(std::move(recheck_positions)),
+        drift_positions_(SamplePositions(plan.tokens, kDriftTokens)),
+        recheck_positions_(plan.recheck_positions),
         config_(checkpoint.config),
-        rope_applied_(attention.rope == model::Rope::kTrained),
-        backend_(model::MakeCpuBackend(checkpoint.config, checkpoint.weights, pool,
-                                       attention.rope == model::Rope::kTrained
-                                           ? model::RopeStage::kApplied
-                                           : model::RopeStage::kLeftOut,
-                                       checkpoint.adapter)),
+        rope_applied_(plan.attention.rope == model::Rope::kTrained),
+        backend_(model::MakeCpuBackend(
+            checkpoint.config, checkpoint.weights, pool,
+            rope_applied_ ? model::RopeStage::kApplied : model::RopeStage::kLeftOut,
+            checkpoint.adapter)),
         transformer_(backend_.get()),
-        attention_(MakeAttention(checkpoint.config, tokens, probe, std::move(sample_positions),
-                                 attention, pool)),
+        attention_(MakeAttention(checkpoint.config, plan, pool)),
         hidden_(static_cast<size_t>(all_tokens_ * hidden_size_)) {}
 
   absl::Status Embed(const std::vector<TokenId>& tokens) override {
@@ -148,13 +146,10 @@ class CpuForward final : public LayerForward {
 
 }  // namespace
 
-std::unique_ptr<LayerForward> MakeCpuForward(const model::Checkpoint& checkpoint, int64_t tokens,
-                                             int64_t probe, std::vector<Position> sample_positions,
-                                             std::vector<Position> recheck_positions,
-                                             const AttentionConfig& attention, int64_t block_tokens,
+std::unique_ptr<LayerForward> MakeCpuForward(const model::Checkpoint& checkpoint,
+                                             const ForwardPlan& plan, int64_t block_tokens,
                                              ThreadPool* pool) {
-  return std::make_unique<CpuForward>(checkpoint, tokens, probe, std::move(sample_positions),
-                                      std::move(recheck_positions), attention, block_tokens, pool);
+  return std::make_unique<CpuForward>(checkpoint, plan, block_tokens, pool);
 }
 
 }  // namespace carrel::prefill

@@ -61,20 +61,18 @@ struct Sizes {
 
 class CudaForward final : public LayerForward {
  public:
-  CudaForward(const model::ModelConfig& config, int64_t tokens, int64_t probe,
-              std::vector<Position> positions, std::vector<Position> recheck_positions,
-              const AttentionConfig& attention)
+  CudaForward(const model::ModelConfig& config, const ForwardPlan& plan)
       : config_(config),
-        attends_(attention),
-        tokens_(tokens),
-        probe_(probe),
-        all_tokens_(tokens + probe),
-        sample_positions_(std::move(positions)),
-        drift_positions_(SamplePositions(tokens, kDriftTokens)),
-        recheck_positions_(std::move(recheck_positions)),
-        sizes_(config, tokens, probe, static_cast<int64_t>(sample_positions_.size()) + probe,
+        attends_(plan.attention),
+        tokens_(plan.tokens),
+        probe_(plan.probe),
+        all_tokens_(tokens_ + probe_),
+        sample_positions_(plan.sample_positions),
+        drift_positions_(SamplePositions(tokens_, kDriftTokens)),
+        recheck_positions_(plan.recheck_positions),
+        sizes_(config, tokens_, probe_, static_cast<int64_t>(sample_positions_.size()) + probe_,
                static_cast<int64_t>(recheck_positions_.size())) {
-    CARREL_CHECK(probe == 0 || (!sparse() && probe <= sizes_.chunk));
+    CARREL_CHECK(probe_ == 0 || (!sparse() && probe_ <= sizes_.chunk));
   }
 
   absl::Status Allocate(const model::Checkpoint& checkpoint, int64_t gpu_memory,
@@ -504,14 +502,12 @@ absl::Status CheckCudaForward(const model::ModelConfig& config) {
   return CudaBackend::Check(config);
 }
 
-absl::StatusOr<std::unique_ptr<LayerForward>> MakeCudaForward(
-    const model::Checkpoint& checkpoint, int64_t tokens, int64_t probe,
-    std::vector<Position> sample_positions, std::vector<Position> recheck_positions,
-    const AttentionConfig& attention, int64_t gpu_memory, int64_t bytes_beside, int rows_ahead,
-    ThreadPool* pool) {
-  auto forward =
-      std::make_unique<CudaForward>(checkpoint.config, tokens, probe, std::move(sample_positions),
-                                    std::move(recheck_positions), attention);
+absl::StatusOr<std::unique_ptr<LayerForward>> MakeCudaForward(const model::Checkpoint& checkpoint,
+                                                              const ForwardPlan& plan,
+                                                              int64_t gpu_memory,
+                                                              int64_t bytes_beside, int rows_ahead,
+                                                              ThreadPool* pool) {
+  auto forward = std::make_unique<CudaForward>(checkpoint.config, plan);
   RETURN_IF_ERROR(forward->Allocate(checkpoint, gpu_memory, bytes_beside, rows_ahead, pool));
   return forward;
 }

@@ -78,20 +78,4 @@ void DescribeHead(const LayerRows& rows, const AttentionShape& shape, KvHead hea
   }
 }
 
-std::vector<HeadStatistics> ComputeHeadStatistics(const LayerRows& rows,
-                                                  const AttentionShape& shape, int64_t max_samples,
-                                                  ThreadPool* pool) {
-  std::vector<HeadStatistics> all(shape.q_heads);
-  const auto describe = [&](int64_t head) {
-    DescribeHead(rows, shape, KvHead(static_cast<int32_t>(head)), max_samples,
-                 &all[head * shape.group()]);
-  };
-  if (pool != nullptr) {
-    pool->ParallelFor(shape.kv_heads, describe);
-  } else {
-    for (int32_t head = 0; head < shape.kv_heads; ++head) describe(head);
-  }
-  return all;
-}
-
 }  // namespace carrel::prefill

@@ -11,7 +11,6 @@
 
 #include <vector>
 
-#include "common/thread_pool.h"
 #include "prefill/layer_rows.h"
 
 namespace carrel::prefill {
@@ -27,10 +26,5 @@ struct HeadStatistics {
 // chosen.
 void DescribeHead(const LayerRows& rows, const AttentionShape& shape, KvHead head,
                   int64_t max_samples, HeadStatistics* statistics);
-
-// Of all: one entry per q head, in order. The pool, if any, shares the KV heads.
-std::vector<HeadStatistics> ComputeHeadStatistics(const LayerRows& rows,
-                                                  const AttentionShape& shape, int64_t max_samples,
-                                                  ThreadPool* pool = nullptr);
 
 }  // namespace carrel::prefill

@@ -22,6 +22,17 @@ LayerRows OneSample(std::vector<float> keys, std::vector<float> queries) {
   return rows;
 }
 
+// Of all KV heads: one entry per q head, in order.
+std::vector<HeadStatistics> ComputeHeadStatistics(const LayerRows& rows,
+                                                  const AttentionShape& shape,
+                                                  int64_t max_samples) {
+  std::vector<HeadStatistics> all(static_cast<size_t>(shape.q_heads));
+  for (KvHead head(0); head.value() < shape.kv_heads; head = head.next()) {
+    DescribeHead(rows, shape, head, max_samples, &all[head.value() * shape.group()]);
+  }
+  return all;
+}
+
 TEST(HeadStatisticsTest, UniformAttention_HasLogNEntropy) {
   const LayerRows rows = OneSample(std::vector<float>(200, 1.0f), {1, 1, 0, 0});
   const std::vector<HeadStatistics> heads =

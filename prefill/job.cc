@@ -8,10 +8,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "carrel/v1/context.pb.h"
+#include "common/checksum.h"
 #include "common/dtype.h"
 #include "common/progress.h"
 #include "common/resource_status.h"
 #include "common/status.h"
+#include "common/version.h"
 #include "kvstore/index/auto_index.h"
 #include "kvstore/index/index_spec.h"
 #include "kvstore/index/index_type.h"
@@ -27,12 +29,39 @@ namespace {
 // table of chunks, and its digest in the manifest; the header of a blob of summaries, or of an index.
 constexpr int64_t kFileOverhead = 2048, kSegmentOverhead = 256, kBlobPage = 4096;
 
+absl::string_view BytesOf(const std::vector<TokenId>& tokens) {
+  return {reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(TokenId)};
+}
+
 }  // namespace
 
 absl::Status ValidateSegmentTokens(int64_t s) {
   if (s >= 16 && s <= (int64_t{1} << 24) && (s & (s - 1)) == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("segment_tokens=", s, " is not a power of two in [16, 16777216]"));
+}
+
+v1::Manifest NewManifest(const std::string& name, const std::vector<TokenId>& tokens,
+                         const AttentionShape& shape, int64_t segment_tokens) {
+  v1::Manifest job;
+  job.set_format_version(kvstore::kManifestFormatVersion);
+  job.set_name(name);
+  job.set_program_version(kVersion);
+  job.set_tokens(static_cast<int64_t>(tokens.size()));
+  job.set_token_ids_sha256(Sha256Hex(BytesOf(tokens)));
+  job.set_layers(shape.layers);
+  job.set_q_heads(shape.q_heads);
+  job.set_kv_heads(shape.kv_heads);
+  job.set_head_dim(shape.head_dim);
+  job.set_kv_dtype("bf16");
+  job.set_segment_tokens(segment_tokens);
+  return job;
+}
+
+void AddFingerprint(const std::string& name, const std::string& value, v1::Manifest& job) {
+  v1::Fingerprint::Field& field = *job.mutable_fingerprint()->add_fields();
+  field.set_name(name);
+  field.set_value(value);
 }
 
 absl::Status CheckNameIsFree(const kvstore::Store& store, const std::string& store_folder,
@@ -81,8 +110,7 @@ absl::Status PublishStaged(v1::Manifest& job, const Staging& staging,
   ASSIGN_OR_RETURN(const kvstore::ContextId id, kvstore::ContextIdOf(job));
   ASSIGN_OR_RETURN(std::unique_ptr<kvstore::SstWriter> sst,
                    kvstore::SstWriter::Create(staging.ContextSstPath()));
-  const absl::string_view bytes(reinterpret_cast<const char*>(tokens.data()),
-                                tokens.size() * sizeof(TokenId));
+  const absl::string_view bytes = BytesOf(tokens);
   const size_t segment_bytes = static_cast<size_t>(kvstore::kTokenIdsPerSegment) * sizeof(TokenId);
   for (size_t at = 0, segment = 0; at < bytes.size(); at += segment_bytes, ++segment) {
     kvstore::SegmentKey key;

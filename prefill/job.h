@@ -25,6 +25,11 @@ class Staging;
 
 absl::Status ValidateSegmentTokens(int64_t segment_tokens);
 
+// Of a context that is to be made: what follows from these, and that rows are bf16.
+v1::Manifest NewManifest(const std::string& name, const std::vector<TokenId>& tokens,
+                         const AttentionShape& shape, int64_t segment_tokens);
+void AddFingerprint(const std::string& name, const std::string& value, v1::Manifest& job);
+
 // OK if no context has the name.
 absl::Status CheckNameIsFree(const kvstore::Store& store, const std::string& store_folder,
                              const std::string& name);

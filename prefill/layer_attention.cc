@@ -44,28 +44,13 @@ void LayerAttention::CollectRows(const model::AttentionInput& input) {
   });
 }
 
-void LayerAttention::CollectSamples(const model::AttentionInput& input) {
+void LayerAttention::CollectQueries(const model::AttentionInput& input, int64_t i,
+                                    std::vector<std::vector<float>>& queries) const {
   const int64_t group_floats = int64_t{shape_.group()} * shape_.head_dim;
-  const Position end = input.first_position + input.n;
-  for (; next_sample_ < sample_positions_.size() && sample_positions_[next_sample_] < end;
-       ++next_sample_) {
-    const int64_t i = sample_positions_[next_sample_] - input.first_position;
-    for (int32_t head = 0; head < shape_.kv_heads; ++head) {
-      const float* q = input.q + (i * shape_.kv_heads + head) *
-                                     group_floats;  // q heads of a group are neighbours
-      queries_[head].insert(queries_[head].end(), q, q + group_floats);
-    }
-  }
-}
-
-// Of a block that lies behind the document.
-void LayerAttention::CollectProbe(const model::AttentionInput& input) {
-  const int64_t group_floats = int64_t{shape_.group()} * shape_.head_dim;
-  for (int64_t i = 0; i < input.n; ++i) {
-    for (int32_t head = 0; head < shape_.kv_heads; ++head) {
-      const float* q = input.q + (i * shape_.kv_heads + head) * group_floats;
-      probe_queries_[head].insert(probe_queries_[head].end(), q, q + group_floats);
-    }
+  for (int32_t head = 0; head < shape_.kv_heads; ++head) {
+    // q heads of a group are neighbours
+    const float* q = input.q + (i * shape_.kv_heads + head) * group_floats;
+    queries[head].insert(queries[head].end(), q, q + group_floats);
   }
 }
 
@@ -86,8 +71,12 @@ absl::Status LayerAttention::Collect(const model::AttentionInput& input) {
   CARREL_CHECK(input.first_position == filled_ &&
                filled_ + input.n <= (behind ? all_tokens() : tokens_));
   CollectRows(input);
-  behind ? CollectProbe(input) : CollectSamples(input);
   filled_ += input.n;
+  for (int64_t i = 0; behind && i < input.n; ++i) CollectQueries(input, i, probe_queries_);
+  for (; next_sample_ < sample_positions_.size() && sample_positions_[next_sample_] < filled_;
+       ++next_sample_) {
+    CollectQueries(input, sample_positions_[next_sample_] - input.first_position, queries_);
+  }
   return absl::OkStatus();
 }
 

@@ -50,8 +50,9 @@ class LayerAttention : public model::Attention {
 
  private:
   void CollectRows(const model::AttentionInput& input);
-  void CollectSamples(const model::AttentionInput& input);
-  void CollectProbe(const model::AttentionInput& input);
+  // Token i's of the input.
+  void CollectQueries(const model::AttentionInput& input, int64_t i,
+                      std::vector<std::vector<float>>& queries) const;
   void UndoRope();
   void TakeProbe(ProbeRows& probe);
 

@@ -59,12 +59,18 @@ class LayerForward {
   virtual int64_t device_bytes() const = 0;  // of a GPU's memory
 };
 
-// recheck_positions: tokens of which each layer's rows say what entered it. probe: tokens that follow
-// the document's and change nothing of theirs; 0 unless attention is dense and keys are after RoPE.
-std::unique_ptr<LayerForward> MakeCpuForward(const model::Checkpoint& checkpoint, int64_t tokens,
-                                             int64_t probe, std::vector<Position> sample_positions,
-                                             std::vector<Position> recheck_positions,
-                                             const AttentionConfig& attention, int64_t block_tokens,
+struct ForwardPlan {
+  int64_t tokens = 0;
+  // Tokens that follow the document's and change nothing of theirs; 0 unless attention is dense and keys
+  // are after RoPE.
+  int64_t probe = 0;
+  std::vector<Position> sample_positions;
+  std::vector<Position> recheck_positions;  // of which each layer's rows say what entered it
+  AttentionConfig attention;
+};
+
+std::unique_ptr<LayerForward> MakeCpuForward(const model::Checkpoint& checkpoint,
+                                             const ForwardPlan& plan, int64_t block_tokens,
                                              ThreadPool* pool);
 
 // Whether MakeCudaForward can work here at all: a build with CUDA, a device, a shape that it runs.
@@ -73,10 +79,10 @@ absl::Status CheckCudaForward(const model::ModelConfig& config);
 // gpu_memory: bound on device bytes, of which others take bytes_beside, or model::kAllGpuMemory.
 // rows_ahead: layers whose rows may be
 // held by others at once; Run waits for one of them to be given back.
-absl::StatusOr<std::unique_ptr<LayerForward>> MakeCudaForward(
-    const model::Checkpoint& checkpoint, int64_t tokens, int64_t probe,
-    std::vector<Position> sample_positions, std::vector<Position> recheck_positions,
-    const AttentionConfig& attention, int64_t gpu_memory, int64_t bytes_beside, int rows_ahead,
-    ThreadPool* pool);
+absl::StatusOr<std::unique_ptr<LayerForward>> MakeCudaForward(const model::Checkpoint& checkpoint,
+                                                              const ForwardPlan& plan,
+                                                              int64_t gpu_memory,
+                                                              int64_t bytes_beside, int rows_ahead,
+                                                              ThreadPool* pool);
 
 }  // namespace carrel::prefill

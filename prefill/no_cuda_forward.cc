@@ -7,11 +7,9 @@ namespace carrel::prefill {
 
 absl::Status CheckCudaForward(const model::ModelConfig&) { return model::BuiltWithoutCuda(); }
 
-absl::StatusOr<std::unique_ptr<LayerForward>> MakeCudaForward(const model::Checkpoint&, int64_t,
-                                                              int64_t, std::vector<Position>,
-                                                              std::vector<Position>,
-                                                              const AttentionConfig&, int64_t,
-                                                              int64_t, int, ThreadPool*) {
+absl::StatusOr<std::unique_ptr<LayerForward>> MakeCudaForward(const model::Checkpoint&,
+                                                              const ForwardPlan&, int64_t, int64_t,
+                                                              int, ThreadPool*) {
   return model::BuiltWithoutCuda();
 }
 

@@ -11,9 +11,8 @@ TEST(NoCudaTest, Gpu_IsRefused_AndTheMessageSaysHowToBuildForIt) {
       CheckCudaForward(model::ModelConfig()),
       StatusIs(absl::StatusCode::kFailedPrecondition, "built without CUDA (./run build gpu)"));
   ThreadPool pool(0);
-  EXPECT_THAT(
-      MakeCudaForward(model::Checkpoint(), 1, 0, {0}, {}, AttentionConfig(), 0, 0, 1, &pool),
-      StatusIs(absl::StatusCode::kFailedPrecondition, "built without CUDA"));
+  EXPECT_THAT(MakeCudaForward(model::Checkpoint(), {.tokens = 1}, 0, 0, 1, &pool),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "built without CUDA"));
 }
 
 }  // namespace

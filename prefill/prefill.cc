@@ -10,10 +10,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "carrel/v1/context.pb.h"
-#include "common/checksum.h"
 #include "common/resource_status.h"
 #include "common/status.h"
-#include "common/version.h"
 #include "kvstore/format/context_name.h"
 #include "kvstore/index/building/accelerator.h"
 #include "kvstore/index/index_spec.h"
@@ -162,38 +160,18 @@ absl::Status CheckProbe(const PrefillConfig& config, const model::Checkpoint& ch
                    " tokens that is none; to discard it pass --restart"));
 }
 
-absl::string_view TokenBytes(const std::vector<TokenId>& tokens) {
-  return absl::string_view(reinterpret_cast<const char*>(tokens.data()),
-                           tokens.size() * sizeof(TokenId));
-}
-
 v1::Manifest DescribeJob(const PrefillConfig& config, const model::Checkpoint& checkpoint,
                          const std::vector<TokenId>& tokens) {
-  const AttentionShape& shape = checkpoint.config.shape;
-  v1::Manifest job;
-  job.set_format_version(kvstore::kManifestFormatVersion);
-  job.set_name(config.name);
-  job.set_program_version(kVersion);
-  job.set_tokens(static_cast<int64_t>(tokens.size()));
-  job.set_layers(shape.layers);
-  job.set_q_heads(shape.q_heads);
-  job.set_kv_heads(shape.kv_heads);
-  job.set_head_dim(shape.head_dim);
-  job.set_kv_dtype("bf16");
+  v1::Manifest job =
+      NewManifest(config.name, tokens, checkpoint.config.shape, config.segment_tokens);
   job.set_key_position(std::string(KeyPositionName(config.attention.key_position)));
   job.set_prefill_attention(AttentionText(config.attention));
   job.set_prefill_rope(std::string(model::RopeName(config.attention.rope)));
-  job.set_segment_tokens(config.segment_tokens);
   std::vector<std::pair<std::string, std::string>> fingerprint = checkpoint.fingerprint;
   model::SetKeyPosition(job.key_position(), fingerprint);
-  for (const auto& [name, value] : fingerprint) {
-    v1::Fingerprint::Field& field = *job.mutable_fingerprint()->add_fields();
-    field.set_name(name);
-    field.set_value(value);
-  }
+  for (const auto& [name, value] : fingerprint) AddFingerprint(name, value, job);
   *job.mutable_weights_probe() =
       ProbeToProto(model::TakeWeightsProbe(*checkpoint.weights, checkpoint.tokenizer.get()));
-  job.set_token_ids_sha256(Sha256Hex(TokenBytes(tokens)));
   SetIndexPlan(config.index, config.auto_index, config.summary_rows, job);
   job.set_sampled_queries(KeptQueries(config, job.tokens()));
   const std::vector<TokenId> probe = ProbeOf(config, checkpoint, job.tokens());
@@ -349,12 +327,13 @@ class Job {
 
  private:
   absl::Status MakeForward() {
-    const int64_t tokens = job_.tokens(), probe = job_.probe().token_ids_size();
-    std::vector<Position> samples = SamplePositions(tokens, TeachingQueries(config_, tokens));
-    std::vector<Position> rechecked = DrawPositions(tokens, recheck_.tokens, recheck_.seed);
+    const int64_t tokens = job_.tokens();
+    const ForwardPlan plan = {tokens, job_.probe().token_ids_size(),
+                              SamplePositions(tokens, TeachingQueries(config_, tokens)),
+                              DrawPositions(tokens, recheck_.tokens, recheck_.seed),
+                              config_.attention};
     if (config_.device == model::Device::kCpu) {
-      forward_ = MakeCpuForward(checkpoint_, tokens, probe, std::move(samples),
-                                std::move(rechecked), config_.attention,
+      forward_ = MakeCpuForward(checkpoint_, plan,
                                 BlockTokens(config_.block_tokens, tokens, *pool_), pool_);
       return absl::OkStatus();
     }
@@ -363,10 +342,8 @@ class Job {
     const int rows_ahead = Writers(config_.device, job_, *pool_) + 3;
     const bool summaries = config_.summary_rows > 0;
     accelerator_bytes_ = CudaAcceleratorBytes(tokens, summaries);
-    ASSIGN_OR_RETURN(forward_,
-                     MakeCudaForward(checkpoint_, tokens, probe, std::move(samples),
-                                     std::move(rechecked), config_.attention, config_.gpu_memory,
-                                     accelerator_bytes_, rows_ahead, pool_));
+    ASSIGN_OR_RETURN(forward_, MakeCudaForward(checkpoint_, plan, config_.gpu_memory,
+                                               accelerator_bytes_, rows_ahead, pool_));
     ASSIGN_OR_RETURN(accelerator_, MakeCudaAccelerator(tokens, summaries));
     return absl::OkStatus();
   }
@@ -619,10 +596,7 @@ absl::StatusOr<PrefillReport> RunPrefill(const PrefillConfig& config,
   if (config.device == model::Device::kCuda) RETURN_IF_ERROR(CheckCudaForward(checkpoint.config));
   RETURN_IF_ERROR(CheckNameIsFree(store, config.store_folder, config.name));
   ASSIGN_OR_RETURN(Staging staging, Staging::Open(config.store_folder, config.name));
-  if (config.restart) {
-    RETURN_IF_ERROR(staging.Remove());
-    ASSIGN_OR_RETURN(staging, Staging::Open(config.store_folder, config.name));
-  }
+  if (config.restart) RETURN_IF_ERROR(staging.Empty());
   v1::Manifest job = DescribeJob(config, checkpoint, tokens);
   const absl::StatusOr<v1::Manifest> found = staging.ReadJob();
   const absl::Status room =
@@ -643,9 +617,7 @@ absl::StatusOr<PrefillReport> RunPrefill(const PrefillConfig& config,
     if (!absl::IsNotFound(found.status()))
       return Annotate(found.status(),
                       "an interrupted prefill cannot be read; to discard it pass --restart");
-    // Whatever lies there without a job belongs to none.
-    RETURN_IF_ERROR(staging.Remove());
-    ASSIGN_OR_RETURN(staging, Staging::Open(config.store_folder, config.name));
+    RETURN_IF_ERROR(staging.Empty());  // whatever lies there without a job belongs to none
     job.set_context_id(kvstore::ContextId::Random().Bytes());
     RETURN_IF_ERROR(staging.WriteJob(job));
   }

@@ -148,7 +148,7 @@ struct EveryLayer {
 EveryLayer RunLayers(const std::vector<TokenId>& tokens, ThreadPool* pool, int64_t probe = 0) {
   const auto n = static_cast<int64_t>(tokens.size()) - probe;
   const auto forward =
-      MakeCpuForward(Demo(), n, probe, SamplePositions(n, 256), {}, AttentionConfig(), 64, pool);
+      MakeCpuForward(Demo(), {n, probe, SamplePositions(n, 256), {}, {}}, 64, pool);
   EveryLayer every;
   CARREL_EXPECT_OK(forward->Embed(tokens));
   for (Layer layer(0); layer.value() < Demo().config.shape.layers; layer = layer.next()) {
@@ -218,8 +218,7 @@ TEST_F(PrefillTest, LayersFromAKeptState_HaveTheSameDrift) {
   const auto n = static_cast<int64_t>(tokens.size());
   ThreadPool pool(1);
   const EveryLayer every = RunLayers(tokens, &pool);
-  const auto forward =
-      MakeCpuForward(Demo(), n, 0, SamplePositions(n, 256), {}, AttentionConfig(), 64, &pool);
+  const auto forward = MakeCpuForward(Demo(), {n, 0, SamplePositions(n, 256), {}, {}}, 64, &pool);
   const Layer first(1 + static_cast<int32_t>(rng_() % 6));
   CARREL_ASSERT_OK(
       forward->SetHidden(first, {every.entering[first.value()], every.before[first.value()]}));

@@ -84,8 +84,8 @@ class RecheckTest : public testing::Test {
     }
     const auto staging = Staging::Open(config_.store_folder, "doc");
     CARREL_ASSERT_OK(staging->WriteJob(job));
-    const auto forward = MakeCpuForward(*model_, n, 0, SamplePositions(n, 256), drawn(),
-                                        AttentionConfig(), 64, &pool_);
+    const auto forward =
+        MakeCpuForward(*model_, {n, 0, SamplePositions(n, 256), drawn(), {}}, 64, &pool_);
     EveryLayer every;
     CARREL_ASSERT_OK(forward->Embed(tokens));
     for (Layer layer(0); layer.value() < shape().layers; layer = layer.next()) {

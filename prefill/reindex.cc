@@ -103,9 +103,7 @@ absl::StatusOr<PrefillReport> Reindex(const ReindexConfig& config, kvstore::Stor
     return absl::FailedPreconditionError(
         absl::StrCat("an interrupted prefill of \"", config.name, "\" is in ", staging.folder()));
   }
-  // Without a job nothing there is anyone's.
-  RETURN_IF_ERROR(staging.Remove());
-  ASSIGN_OR_RETURN(staging, Staging::Open(config.store_folder, config.name));
+  RETURN_IF_ERROR(staging.Empty());  // without a job nothing there is anyone's
   const absl::Cleanup remove = [&staging] { (void)staging.Remove(); };
 
   v1::Manifest manifest = from->manifest();

@@ -77,7 +77,7 @@ absl::StatusOr<Staging> Staging::Open(const std::string& store_folder, const std
   // Who only looks at it is gone at once.
   absl::StatusOr<kvstore::FolderLock> lock = kvstore::FolderLock::Take(folder, absl::Seconds(1));
   if (!lock.ok()) return Annotate(lock.status(), absl::StrCat("prefill of \"", name, "\""));
-  return Staging(folder, *std::move(lock));
+  return Staging(store_folder, name, folder, *std::move(lock));
 }
 
 std::string Staging::LayerPath(const char* kind, Layer layer) const {
@@ -161,6 +161,12 @@ absl::Status Staging::Remove() const {
   std::error_code error;
   fs::remove_all(folder_, error);
   if (error) return ErrnoStatus(error.value(), absl::StrCat("remove ", folder_));
+  return absl::OkStatus();
+}
+
+absl::Status Staging::Empty() {
+  RETURN_IF_ERROR(Remove());
+  ASSIGN_OR_RETURN(*this, Open(store_folder_, name_));
   return absl::OkStatus();
 }
 

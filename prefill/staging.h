@@ -72,13 +72,17 @@ class Staging {
   absl::StatusOr<std::vector<float>> ReadEntering(Layer layer, size_t floats) const;
 
   absl::Status Remove() const;  // the whole folder
+  absl::Status Empty();         // as Open makes it; it stays this object's
   const std::string& folder() const { return folder_; }
 
  private:
-  Staging(std::string folder, kvstore::FolderLock lock)
-      : folder_(std::move(folder)), lock_(std::make_shared<kvstore::FolderLock>(std::move(lock))) {}
+  Staging(std::string store_folder, std::string name, std::string folder, kvstore::FolderLock lock)
+      : store_folder_(std::move(store_folder)),
+        name_(std::move(name)),
+        folder_(std::move(folder)),
+        lock_(std::make_shared<kvstore::FolderLock>(std::move(lock))) {}
   std::string LayerPath(const char* kind, Layer layer) const;
-  std::string folder_;
+  std::string store_folder_, name_, folder_;
   std::shared_ptr<const kvstore::FolderLock> lock_;
 };
 

@@ -9,9 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "carrel/v1/context.pb.h"
-#include "common/checksum.h"
 #include "common/status.h"
-#include "common/version.h"
 #include "kvstore/format/context_name.h"
 #include "kvstore/format/sampled_queries.h"
 #include "kvstore/index/summaries/summaries.h"
@@ -93,8 +91,7 @@ class Job {
     const absl::Time start = absl::Now();
     ASSIGN_OR_RETURN(prefill::Staging staging,
                      prefill::Staging::Open(config_.store_folder, config_.name));
-    RETURN_IF_ERROR(staging.Remove());  // of an interrupted run
-    ASSIGN_OR_RETURN(staging, prefill::Staging::Open(config_.store_folder, config_.name));
+    RETURN_IF_ERROR(staging.Empty());             // of an interrupted run
     std::vector<TokenId> tokens(config_.tokens);  // made up, like the rest
     for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<TokenId>(i % 32768);
     v1::Manifest job = Describe(tokens);
@@ -124,29 +121,14 @@ class Job {
   v1::Manifest Describe(const std::vector<TokenId>& tokens) const {
     const v1::Manifest& source = source_.manifest();
     const double theta = config_.rope_theta > 0 ? config_.rope_theta : source_theta_;
-    v1::Manifest job;
-    job.set_format_version(kvstore::kManifestFormatVersion);
-    job.set_name(config_.name);
-    job.set_program_version(kVersion);
-    job.set_tokens(config_.tokens);
-    job.set_layers(shape_.layers);
-    job.set_q_heads(shape_.q_heads);
-    job.set_kv_heads(shape_.kv_heads);
-    job.set_head_dim(shape_.head_dim);
-    job.set_kv_dtype("bf16");
+    v1::Manifest job = prefill::NewManifest(config_.name, tokens, shape_, config_.segment_tokens);
     job.set_key_position("after_rope");
-    job.set_segment_tokens(config_.segment_tokens);
-    const auto add = [&](const std::string& name, const std::string& value) {
-      v1::Fingerprint::Field& field = *job.mutable_fingerprint()->add_fields();
-      field.set_name(name);
-      field.set_value(value);
-    };
-    add("kv_dtype", "bf16");
-    add("rope_theta", absl::StrCat(theta));
-    add("synthetic", absl::StrCat("like=", source.name(), " of ", source.token_ids_sha256(),
-                                  " seed=", config_.seed));
-    job.set_token_ids_sha256(
-        Sha256Hex({reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(TokenId)}));
+    prefill::AddFingerprint("kv_dtype", "bf16", job);
+    prefill::AddFingerprint("rope_theta", absl::StrCat(theta), job);
+    prefill::AddFingerprint("synthetic",
+                            absl::StrCat("like=", source.name(), " of ", source.token_ids_sha256(),
+                                         " seed=", config_.seed),
+                            job);
     prefill::SetIndexPlan(config_.index, config_.auto_index, config_.summary_rows, job);
     job.set_sampled_queries(std::min(config_.sampled_queries, config_.tokens));
     return job;

@@ -9,7 +9,6 @@
 #include "kernels/attention/sparse_attention/sparse_attention_cuda.h"
 #include "kernels/attention/window_attention/window_attention.h"
 #include "kernels/attention/window_attention/window_attention_cuda.h"
-#include "kernels/score/hamming_score/hamming_score.h"
 #include "kernels/select/hamming_topk/hamming_topk.h"
 #include "kernels/select/topk/topk.h"
 
@@ -168,7 +167,7 @@ void CheckSelection(Bench& bench, const Layers& l, int64_t layer, int64_t head,
       Download(l.queries + (layer * kQHeads + head * kGroup) * words, kGroup * words);
   const auto codes = Download(l.codes + layer * l.CodeWords() + head * l.n * words, l.n * words);
   std::vector<uint16_t> scores(static_cast<size_t>(l.n));
-  RefHammingScore({queries.data(), codes.data(), scores.data(), 1, kGroup, kBits, l.n, l.n, l.n});
+  RefHammingScores({queries.data(), codes.data(), 1, kGroup, kBits, l.n, l.n}, scores.data());
   const std::vector<float> wide(scores.begin(), scores.end());
   std::vector<int64_t> expected(kTopK);
   RefTopK(wide.data(), l.n, kTopK, expected.data());

@@ -103,7 +103,7 @@ struct Layers {
     stage_workspace = workspace(InfiniteHipStageWorkspaceBytes(Stage(0, 0)));
     hash_workspace = workspace(HammingTopKWorkspaceBytes(Hash(0)));
     channel_workspace = workspace(ChannelScoreWorkspaceBytes(kKvHeads, kGroup));
-    topk_workspace = workspace(TopKWorkspaceBytes(kKvHeads, 0));
+    topk_workspace = workspace(TopKWorkspaceBytes(kKvHeads));
     code_workspace = workspace(CodeTopKWorkspaceBytes(Weighted(0, 1)));
     group_workspace = workspace(GroupTopKWorkspaceBytes(ExactBest(0)));
     const auto seed = [&] { return bench.rng()(); };
@@ -266,8 +266,7 @@ struct Layers {
             .score_stride = n,
             .k = oversample * kTopK,
             .ids = Chosen(layer, oversample),
-            .workspace = topk_workspace,
-            .sorted = false};
+            .workspace = topk_workspace};
   }
   RescoreRowsParams Rescore(int64_t layer, int64_t oversample) const {
     return {.q = Queries(layer),

@@ -61,7 +61,7 @@ def main():
           f"PyTorch {peer_header.get('torch', 'absent')}. "
           "us per launch (share of the copy rate).\n")
     lengths = sorted({n for kernel, n in results if kernel == "window_attention"})
-    columns = ["sdpa_flash", "sdpa_cudnn", "window_attention", "hamming_score", "hamming_topk",
+    columns = ["sdpa_flash", "sdpa_cudnn", "window_attention", "hamming_topk",
                "sparse_attention", "select_and_attend", "topk", "torch_topk", "dot_score",
                "hash_encode"]
     print("| N | " + " | ".join(columns) + " |")

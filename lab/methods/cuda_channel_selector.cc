@@ -1,8 +1,10 @@
+#include "decoder/select/cuda_candidates.h"
 #include "decoder/select/cuda_methods.h"
+#include "decoder/select/cuda_row_selector.h"
 #include "kernels/of_heads.h"
 #include "kernels/score/channel_score/channel_score.h"
+#include "kernels/select/topk/topk_cuda.h"
 #include "lab/methods/channel_labels.h"
-#include "lab/methods/cuda_score_selector.h"
 #include "lab/methods/options.h"
 
 namespace carrel::decoder {
@@ -13,14 +15,18 @@ int64_t Width(const ChannelConfig& config, const CudaZoneShape& shape) {
   return ChannelsKept(config, shape.heads.head_dim) <= 16 ? 16 : 32;
 }
 
-class CudaChannelSelector final : public CudaScoreSelector {
+// Every row of the zone gets a score, of which the best are taken, or are candidates.
+class CudaChannelSelector final : public CudaRowSelector {
  public:
   CudaChannelSelector(const ChannelConfig& config, const CudaZoneShape& shape)
-      : CudaScoreSelector(shape), config_(config), width_(Width(config, shape)) {}
+      : config_(config), shape_(shape), width_(Width(config, shape)) {}
 
   absl::Status Lay(int64_t oversample, const CudaKeys& keys, cuda::DeviceArena& arena) {
-    RETURN_IF_ERROR(CudaScoreSelector::Lay("channels", oversample, keys, arena));
     const int64_t heads = shape_.heads.kv_heads;
+    ASSIGN_OR_RETURN(candidates_, CudaCandidates::Lay("channels", shape_, oversample, keys, arena));
+    scores_ = arena.Take<float>(heads * Stride());
+    ids_ = arena.Take<int32_t>(heads * shape_.largest_budget());
+    best_workspace_ = arena.Take<uint8_t>(static_cast<int64_t>(kernels::TopKWorkspaceBytes(heads)));
     workspace_ = arena.Take<uint8_t>(
         static_cast<int64_t>(kernels::ChannelScoreWorkspaceBytes(heads, shape_.heads.group())));
     for (Layer layer(0); layer.value() < shape_.heads.layers; layer = layer.next()) {
@@ -36,12 +42,33 @@ class CudaChannelSelector final : public CudaScoreSelector {
   }
 
   absl::Status Load(const CudaSelectorInput& input) override {
-    RETURN_IF_ERROR(CudaScoreSelector::Load(input));
+    RETURN_IF_ERROR(candidates_.Load());
     ASSIGN_OR_RETURN(
         const std::vector<ChannelLabels> labels,
         MakeChannelLabels(config_, shape_.heads, shape_.zone, *input.host_rows, input.pool));
     return LoadLabels(labels, input.pool);
   }
+
+  bool attends(Layer layer) const override { return candidates_.rescores(layer); }
+  void Add(const CudaChoice& choice, CudaChoices& to) const override {
+    to.alone.emplace_back(this, choice);
+    candidates_.AddKept(choice, ids_, to);
+  }
+  absl::Status Enqueue(const CudaChoice& choice, const cuda::Stream& stream) const override {
+    const Layer layer = choice.layer;
+    RETURN_IF_ERROR(Score(layer, choice.q, stream));
+    kernels::TopKCudaParams best;
+    best.scores = scores_;
+    best.kv_heads = shape_.heads.kv_heads;
+    best.n = shape_.zone.rows();
+    best.score_stride = Stride();
+    best.k = candidates_.Count(layer);
+    best.ids = candidates_.Ids(layer, ids_);
+    best.workspace = best_workspace_;
+    RETURN_IF_CUDA_ERROR(kernels::TopKCuda(best, stream.get()));
+    return absl::OkStatus();
+  }
+  CudaSelection selection(Layer layer) const override { return candidates_.selection(layer, ids_); }
 
  private:
   struct LayerState {
@@ -50,6 +77,8 @@ class CudaChannelSelector final : public CudaScoreSelector {
     uint32_t* labels = nullptr;               // PackChannelLabels of each KV head
   };
 
+  // From one head's scores to the next's: the kernels' 16-byte accesses.
+  int64_t Stride() const { return (shape_.zone.rows() + 3) / 4 * 4; }
   // Of a KV head.
   int64_t LabelWords() const {
     return kernels::ChannelLabelStride(shape_.zone.rows()) / 8 * width_;
@@ -96,8 +125,7 @@ class CudaChannelSelector final : public CudaScoreSelector {
     return levels;
   }
 
-  absl::Status Score(Layer layer, const uint16_t* q, float* scores, int64_t stride,
-                     const cuda::Stream& stream) const override {
+  absl::Status Score(Layer layer, const uint16_t* q, const cuda::Stream& stream) const {
     const LayerState& state = layers_[layer.value()];
     auto params = kernels::OfHeads<kernels::ChannelScoreParams>(shape_.heads);
     params.q = q;
@@ -108,17 +136,21 @@ class CudaChannelSelector final : public CudaScoreSelector {
     params.width = width_;
     params.rows = shape_.zone.rows();
     params.label_stride = kernels::ChannelLabelStride(shape_.zone.rows());
-    params.score_stride = stride;
-    params.scores = scores;
+    params.score_stride = Stride();
+    params.scores = scores_;
     params.workspace = workspace_;
     RETURN_IF_CUDA_ERROR(kernels::ChannelScore(params, stream.get()));
     return absl::OkStatus();
   }
 
   const ChannelConfig config_;
+  const CudaZoneShape shape_;
   const int64_t width_;
   std::vector<LayerState> layers_;
-  uint8_t* workspace_ = nullptr;
+  CudaCandidates candidates_;
+  float* scores_ = nullptr;  // [kv_heads, stride]: one for the q heads of a group
+  int32_t* ids_ = nullptr;   // [kv_heads, most of any layer], of the layer in turn
+  uint8_t *workspace_ = nullptr, *best_workspace_ = nullptr;
 };
 
 }  // namespace

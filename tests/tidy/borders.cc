@@ -69,7 +69,6 @@ constexpr Room kRooms[] = {
     {"kernels", "select/chunk_prune", "", "select/topk"},
     {"kernels", "encode/code_encode", "", "score/code_score"},
     {"kernels", "score/block_hamming", "", "score/code_score"},
-    {"kernels", "select/hamming_topk", "", "score/hamming_score"},
     {"kernels", "select/hip_select", "", "select/topk"},
     {"kernels", "select/infinitehip_stage", "", "select/topk"},
     {"kernels", "select/topk", "", "select/sort_words"},

@@ -1,6 +1,7 @@
 #include <cuda_bf16.h>
 
 #include "kernels/attention/merge_states/merge_states_cuda.h"
+#include "kernels/launch-inl.cuh"
 #include "kernels/mma-inl.cuh"
 
 namespace carrel::kernels {
@@ -36,11 +37,8 @@ cudaError_t MergeStatesCuda(const MergeStatesCudaParams& p, cudaStream_t stream)
     return cudaErrorInvalidValue;
   }
   if (p.heads == 0) return cudaSuccess;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(p.heads));
-  config.blockDim = dim3(static_cast<unsigned>(p.head_dim));
-  config.stream = stream;
-  return cudaLaunchKernelEx(&config, MergeStatesKernel, p);
+  return Launch({.grid = GridOf(p.heads), .threads = static_cast<int>(p.head_dim)}, stream,
+                MergeStatesKernel, p);
 }
 
 }  // namespace carrel::kernels

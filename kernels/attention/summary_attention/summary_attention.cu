@@ -401,12 +401,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) SummaryKernel(const Ar
 
 // The same for the same shape on the same device: as many blocks as are resident at once, at most.
 int64_t Splits(int64_t clusters, int64_t kv_heads) {
-  int device = 0, processors = 0;
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
-    processors = 1;
-  }
-  const int64_t of_head = std::max<int64_t>(1, kBlocksPerSm * processors / kv_heads);
+  const int64_t of_head = std::max<int64_t>(1, kBlocksPerSm * Multiprocessors() / kv_heads);
   return std::clamp<int64_t>((clusters + kSplitClusters - 1) / kSplitClusters, 1,
                              std::min<int64_t>(of_head, kMaxSplits));
 }

@@ -1,9 +1,5 @@
-#include <algorithm>
-#include <cmath>
-#include <vector>
-
-#include "common/bf16.h"
 #include "kernels/attention/summary_attention/summary_attention_cuda.h"
+#include "kernels/reference.h"
 
 namespace carrel::kernels {
 namespace {
@@ -33,12 +29,6 @@ struct Head {  // of one KV head
   }
 };
 
-double Dot(const uint16_t* q, const uint16_t* k, int64_t d) {
-  double sum = 0;
-  for (int64_t i = 0; i < d; ++i) sum += double{Bf16ToFloat(q[i])} * Bf16ToFloat(k[i]);
-  return sum;
-}
-
 double Bound(const Head& head, int64_t h) {
   const SummaryAttentionCudaParams& p = head.p;
   if (p.base == nullptr || head.selected() == 0) return INFINITY;
@@ -46,7 +36,7 @@ double Bound(const Head& head, int64_t h) {
   for (int64_t j = 0; j < head.selected(); ++j) {
     double best = -INFINITY;
     for (int64_t i = head.g * p.group; i < (head.g + 1) * p.group; ++i) {
-      const double score = p.scale * Dot(p.q + i * p.head_dim, head.Row(p.kv.k, j), p.head_dim);
+      const double score = p.scale * RefDot(p.q + i * p.head_dim, head.Row(p.kv.k, j), p.head_dim);
       best = std::max(best, score - p.base[i]);
     }
     least = std::min(least, best);
@@ -77,7 +67,7 @@ void AttendHead(const Head& head, int64_t h) {
     const double variance = double{cluster.spread} * p.scale * p.scale * norm;
     for (int64_t j = 0; j < head.selected(); ++j) {
       if (head.ClusterOf(j) != c) continue;
-      const double above = p.scale * Dot(q, head.Row(p.kv.k, j), d) - of_centre - mean;
+      const double above = p.scale * RefDot(q, head.Row(p.kv.k, j), d) - of_centre - mean;
       gone += 1;
       sum += above;
       squares += above * above;

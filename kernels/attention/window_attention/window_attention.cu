@@ -7,12 +7,8 @@ int64_t DecodeSplits(int64_t max_rows, int64_t kv_heads) {
   // Blocks that keep an SM's memory pipe full, and the rows below which one more part costs more in
   // joining than it saves (both measured).
   constexpr int64_t kBlocksPerSm = 2, kMinPartRows = 2 * kDecodeWarps * kDecodeTile;
-  int device = 0, sms = 0;
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
-    sms = 1;  // the launch will report it
-  }
-  const int64_t filling = std::max<int64_t>(1, sms * kBlocksPerSm / std::max<int64_t>(1, kv_heads));
+  const int64_t filling =
+      std::max<int64_t>(1, Multiprocessors() * kBlocksPerSm / std::max<int64_t>(1, kv_heads));
   const int64_t useful = (max_rows + kMinPartRows - 1) / kMinPartRows;
   return std::clamp<int64_t>(useful, 1, std::min(filling, kMaxDecodeSplits));
 }

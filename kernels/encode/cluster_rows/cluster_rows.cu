@@ -5,6 +5,7 @@
 #include <cuda_bf16.h>
 
 #include "kernels/encode/cluster_rows/cluster_rows.h"
+#include "kernels/launch-inl.cuh"
 #include "kernels/mma-inl.cuh"
 
 namespace carrel::kernels {
@@ -451,17 +452,9 @@ using Kernel = void (*)(ClusterRowsParams);
 cudaError_t Launch(Kernel kernel, const ClusterRowsParams& p, dim3 grid, int64_t shared,
                    cudaStream_t stream) {
   if (p.rows == 0) return cudaSuccess;
-  if (const cudaError_t error = cudaFuncSetAttribute(
-          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
-      error != cudaSuccess) {
-    return error;
-  }
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = static_cast<size_t>(shared);
-  config.stream = stream;
-  return cudaLaunchKernelEx(&config, kernel, p);
+  RETURN_IF_FAILED(AllowShared(kernel, shared));
+  return kernels::Launch({.grid = grid, .threads = kThreads, .shared_bytes = shared}, stream,
+                         kernel, p);
 }
 
 // A block per cluster.

@@ -1,10 +1,7 @@
-#include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <vector>
 
-#include "common/bf16.h"
 #include "kernels/encode/cluster_rows/cluster_rows.h"
+#include "kernels/reference.h"
 
 namespace carrel::kernels {
 namespace {
@@ -31,13 +28,9 @@ void ForEachSegment(const ClusterRowsParams& p, const Fn& fn) {
 void StoreMean(const ClusterRowsParams& p, const Segment& s, int64_t c,
                const std::vector<double>& mean) {
   const int64_t cluster = s.index * p.max_clusters() + c;
-  double norm = 0;
-  for (int64_t i = 0; i < p.head_dim; ++i) {
-    uint16_t& stored = p.means[cluster * p.head_dim + i];
-    stored = FloatToBf16(static_cast<float>(mean[i]));
-    norm += double{Bf16ToFloat(stored)} * Bf16ToFloat(stored);
-  }
-  p.bias[cluster] = static_cast<float>(-norm / 2);
+  uint16_t* const stored = p.means + cluster * p.head_dim;
+  for (int64_t i = 0; i < p.head_dim; ++i) stored[i] = FloatToBf16(static_cast<float>(mean[i]));
+  p.bias[cluster] = static_cast<float>(-RefDot(stored, stored, p.head_dim) / 2);
 }
 
 // Of the rows of cluster c; zeros if there are none. count: how many there are.
@@ -137,11 +130,8 @@ void RefAssignRows(const ClusterRowsParams& p) {
       double best = -INFINITY;
       for (int64_t c = 0; c < s.clusters; ++c) {
         const int64_t cluster = s.index * p.max_clusters() + c;
-        double score = p.bias[cluster];
-        for (int64_t i = 0; i < d; ++i) {
-          score += double{Bf16ToFloat(p.x[(s.first + row) * d + i])} *
-                   Bf16ToFloat(p.means[cluster * d + i]);
-        }
+        const double score =
+            p.bias[cluster] + RefDot(p.x + (s.first + row) * d, p.means + cluster * d, d);
         if (score > best) {
           best = score;
           s.row_clusters[row] = static_cast<uint8_t>(c);

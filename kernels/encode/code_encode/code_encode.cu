@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "kernels/encode/code_encode/code_encode.h"
+#include "kernels/launch-inl.cuh"
 
 namespace carrel::kernels {
 namespace {
@@ -118,11 +119,7 @@ __global__ void __launch_bounds__(kThreads) CodeEncodeKernel(const CodeEncodePar
 template <int kBits>
 cudaError_t Launch(const CodeEncodeParams& p, cudaStream_t stream) {
   const auto shared = static_cast<int>(SharedBytes(p.head_dim, kBits));
-  if (const cudaError_t error = cudaFuncSetAttribute(
-          CodeEncodeKernel<kBits>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-      error != cudaSuccess) {
-    return error;
-  }
+  RETURN_IF_FAILED(AllowShared(CodeEncodeKernel<kBits>, shared));
   const int64_t blocks = std::min<int64_t>(kBlocks, (p.rows + kKeys - 1) / kKeys);
   CodeEncodeKernel<kBits>
       <<<static_cast<unsigned>(blocks), kThreads, static_cast<size_t>(shared), stream>>>(p);

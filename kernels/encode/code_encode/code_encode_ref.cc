@@ -1,10 +1,7 @@
-#include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstring>
-#include <vector>
 
 #include "kernels/encode/code_encode/code_encode.h"
+#include "kernels/reference.h"
 #include "kernels/score/code_score/code_score.h"
 
 namespace carrel::kernels {
@@ -17,11 +14,7 @@ void RefCodeEncode(const CodeEncodeParams& p, float* margin) {
   std::vector<double> y(static_cast<size_t>(p.bits));
   for (int64_t row = 0; row < p.rows; ++row) {
     for (int64_t i = 0; i < p.bits; ++i) {
-      y[i] = p.offset[i];
-      for (int64_t c = 0; c < p.head_dim; ++c) {
-        const auto x = std::bit_cast<float>(uint32_t{p.x[row * p.head_dim + c]} << 16);
-        y[i] += double{p.matrix[i * p.head_dim + c]} * x;
-      }
+      y[i] = p.offset[i] + RefDot(p.matrix + i * p.head_dim, p.x + row * p.head_dim, p.head_dim);
     }
     for (int64_t first = 0; first < p.bits; first += stage) {
       for (int64_t i = first + stage; i < p.bits; ++i) {

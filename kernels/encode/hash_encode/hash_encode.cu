@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels/encode/hash_encode/hash_encode.h"
+#include "kernels/launch-inl.cuh"
 #include "kernels/mma-inl.cuh"
 
 namespace carrel::kernels {
@@ -105,19 +106,12 @@ cudaError_t HashEncode(const HashEncodeParams& p, cudaStream_t stream) {
   const auto kernel = p.head_dim == 64
                           ? (few ? KernelOf<64, true>(p.bits) : KernelOf<64, false>(p.bits))
                           : (few ? KernelOf<128, true>(p.bits) : KernelOf<128, false>(p.bits));
-  const auto shared = static_cast<int>(p.bits / parts * p.head_dim * 2);
-  if (const cudaError_t error =
-          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-      error != cudaSuccess) {
-    return error;
-  }
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>((p.rows + kBlockRows - 1) / kBlockRows),
-                        static_cast<unsigned>(p.kv_heads), static_cast<unsigned>(parts));
-  config.blockDim = dim3(kWarps * 32);
-  config.dynamicSmemBytes = static_cast<size_t>(shared);
-  config.stream = stream;
-  return cudaLaunchKernelEx(&config, kernel, p);
+  const int64_t shared = p.bits / parts * p.head_dim * 2;
+  RETURN_IF_FAILED(AllowShared(kernel, shared));
+  return Launch({.grid = GridOf((p.rows + kBlockRows - 1) / kBlockRows, p.kv_heads, parts),
+                 .threads = kWarps * 32,
+                 .shared_bytes = shared},
+                stream, kernel, p);
 }
 
 }  // namespace carrel::kernels

@@ -1,7 +1,5 @@
-#include <cmath>
-
-#include "common/bf16.h"
 #include "kernels/encode/hash_encode/hash_encode.h"
+#include "kernels/reference.h"
 
 namespace carrel::kernels {
 
@@ -12,13 +10,9 @@ void RefHashEncode(const HashEncodeParams& p, float* margin) {
       uint32_t* code = p.codes + (h * p.code_stride + j) * (p.bits / 32);
       for (int64_t i = 0; i < p.bits; ++i) {
         const uint16_t* direction = p.matrix + (h * p.bits + i) * p.head_dim;
-        double sum = 0, xx = 0, dd = 0;
-        for (int64_t c = 0; c < p.head_dim; ++c) {
-          const double a = Bf16ToFloat(x[c]), b = Bf16ToFloat(direction[c]);
-          sum += a * b;
-          xx += a * a;
-          dd += b * b;
-        }
+        double sum = RefDot(x, direction, p.head_dim);
+        const double xx = RefDot(x, x, p.head_dim);
+        const double dd = RefDot(direction, direction, p.head_dim);
         if (p.threshold != nullptr) sum -= p.threshold[h * p.bits + i];
         const uint32_t bit = 1u << (i % 32);
         code[i / 32] = sum > 0 ? code[i / 32] | bit : code[i / 32] & ~bit;

@@ -1,4 +1,5 @@
 #include "kernels/encode/row_sum/row_sum.h"
+#include "kernels/launch-inl.cuh"
 #include "kernels/mma-inl.cuh"
 
 namespace carrel::kernels {
@@ -42,11 +43,8 @@ cudaError_t RowSum(const RowSumParams& p, cudaStream_t stream) {
       p.parts > 65535 || (p.head_dim != 64 && p.head_dim != 128)) {
     return cudaErrorInvalidValue;
   }
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(p.parts), static_cast<unsigned>(p.kv_heads));
-  config.blockDim = dim3(kThreads);
-  config.stream = stream;
-  return cudaLaunchKernelEx(&config, p.head_dim == 64 ? RowSumKernel<64> : RowSumKernel<128>, p);
+  return Launch({.grid = GridOf(p.parts, p.kv_heads), .threads = kThreads}, stream,
+                p.head_dim == 64 ? RowSumKernel<64> : RowSumKernel<128>, p);
 }
 
 }  // namespace carrel::kernels

@@ -2,6 +2,7 @@
 // mma-inl.cuh. Sums of an output are those of the same products in the same order however many tokens there are:
 // within a warp by chunks of the inner dimension, then over the warps that share it.
 #include "kernels/half-inl.cuh"
+#include "kernels/launch-inl.cuh"
 #include "kernels/layer/linear/linear_cuda.h"
 #include "kernels/mma-inl.cuh"
 
@@ -193,20 +194,11 @@ __global__ void __launch_bounds__(32 * kShares * kBands, kBlocks) FewRowsKernel(
 template <HalfType kType, int kShares, int kBands, int kTiles, int kGroups, int kAhead, int kBlocks>
 cudaError_t Launch(const Args& a, cudaStream_t stream) {
   constexpr int64_t kRows = kBands * kTiles * kTileRows;
-  bool early_served = false;
-  if (const cudaError_t error = EarlyLaunchServed(&early_served); error != cudaSuccess)
-    return error;
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>((a.out + kRows - 1) / kRows));
-  config.blockDim = dim3(32 * kShares * kBands);
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = early_served ? 1 : 0;
-  return cudaLaunchKernelEx(
-      &config, FewRowsKernel<kType, kShares, kBands, kTiles, kGroups, kAhead, kBlocks>, a);
+  return kernels::Launch(
+      {.grid = GridOf((a.out + kRows - 1) / kRows),
+       .threads = 32 * kShares * kBands,
+       .early = true},
+      stream, FewRowsKernel<kType, kShares, kBands, kTiles, kGroups, kAhead, kBlocks>, a);
 }
 
 // Where w has many rows, two bands of them share what a block reads of the tokens.

@@ -1,7 +1,7 @@
 #include <cstring>
-#include <vector>
 
 #include "kernels/layer/quantized_linear/quantized_linear.h"
+#include "kernels/reference.h"
 
 namespace carrel::kernels {
 
@@ -15,11 +15,7 @@ void RefQuantizedLinear(const float* x, int64_t n, int64_t x_stride, const Quant
       std::memcpy(&bias, static_cast<const uint8_t*>(w.bias) + o * sizeof(float), sizeof(bias));
     }
     for (int64_t i = 0; i < n; ++i) {
-      double sum = bias;
-      for (int64_t c = 0; c < w.in; ++c) {
-        sum += double{x[i * x_stride + c]} * row[static_cast<size_t>(c)];
-      }
-      y[i * y_stride + o] = static_cast<float>(sum);
+      y[i * y_stride + o] = static_cast<float>(bias + RefDot(x + i * x_stride, row.data(), w.in));
     }
   }
 }

@@ -31,13 +31,11 @@ cudaError_t GatherPackedRowsCuda(std::span<const GatherPackedRowsParams> all, cu
   for (const GatherPackedRowsParams& p : all) {
     if (p.count > 0) wanted.push_back(p);
   }
-  bool early = false;
-  if (const cudaError_t error = EarlyLaunchServed(&early); error != cudaSuccess) return error;
   return ForStretches(
       std::span<const GatherPackedRowsParams>(wanted),
       [](const auto& a, const auto& b) { return ShapeOf(a) == ShapeOf(b); },
       [&](std::span<const GatherPackedRowsParams> some) {
-        return LaunchGather(some, ArgsOf, ShapeOf(some[0]), early, stream);
+        return LaunchGather(some, ArgsOf, ShapeOf(some[0]), stream);
       });
 }
 

@@ -368,45 +368,28 @@ GatherArgs MissesOf(const Args& a) {
 }
 
 // Of banks that are alike.
-cudaError_t LaunchLookUp(std::span<const RowBankParams> some, bool early, cudaStream_t stream) {
+cudaError_t LaunchLookUp(std::span<const RowBankParams> some, cudaStream_t stream) {
   const RowBankParams& p = some[0];
   const auto look_up =
       p.shape.map == RowMap::kVector ? LookUpKernel<VectorMap> : LookUpKernel<HashMap>;
-  size_t shared = 0;
+  int64_t shared = 0;
   for (const RowBankParams& each : some) {
-    shared = std::max(shared, static_cast<size_t>((each.shape.slots + 31) / 32 * 4));
+    shared = std::max(shared, (each.shape.slots + 31) / 32 * 4);
   }
-  if (shared > 40 << 10) {
-    if (const cudaError_t error = cudaFuncSetAttribute(
-            look_up, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
-        error != cudaSuccess) {
-      return error;
-    }
-  }
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim =
-      dim3(static_cast<unsigned>(p.shape.kv_heads), 1, static_cast<unsigned>(some.size()));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = shared;
-  config.stream = stream;
-  config.attrs = &attribute;
-  // After kAhead it waits for another stream as well.
-  config.numAttrs = early && p.purpose == RowBankPurpose::kNow ? 1 : 0;
-  return cudaLaunchKernelEx(&config, look_up, TogetherOf(some, ArgsOf));
+  if (shared > 40 << 10) RETURN_IF_FAILED(AllowShared(look_up, shared));
+  return Launch({.grid = GridOf(p.shape.kv_heads, 1, static_cast<int64_t>(some.size())),
+                 .threads = kThreads,
+                 .shared_bytes = shared,
+                 // After kAhead it waits for another stream as well.
+                 .early = p.purpose == RowBankPurpose::kNow},
+                stream, look_up, TogetherOf(some, ArgsOf));
 }
 
 cudaError_t UseAlike(std::span<const RowBankParams> some, cudaStream_t stream) {
-  bool early = false;
-  if (const cudaError_t error = EarlyLaunchServed(&early); error != cudaSuccess) return error;
-  if (const cudaError_t error = LaunchLookUp(some, early, stream); error != cudaSuccess) {
-    return error;
-  }
+  RETURN_IF_FAILED(LaunchLookUp(some, stream));
   return LaunchGather(
       some, [](const RowBankParams& p) { return MissesOf(ArgsOf(p)); }, GatherShapeOf(some[0]),
-      early, stream);
+      stream);
 }
 
 }  // namespace
@@ -422,15 +405,9 @@ cudaError_t RowBankReset(const RowBankShape& shape, void* state, cudaStream_t st
   const auto fill = [&](int64_t begin, int64_t end, int value) {
     return cudaMemsetAsync(bytes + begin, value, static_cast<size_t>(end - begin), stream);
   };
-  if (const cudaError_t error = fill(layout.held, layout.ahead, 255); error != cudaSuccess) {
-    return error;
-  }
-  if (const cudaError_t error = fill(layout.ahead, layout.map, 0); error != cudaSuccess) {
-    return error;
-  }
-  if (const cudaError_t error = fill(layout.map, layout.bytes, 255); error != cudaSuccess) {
-    return error;
-  }
+  RETURN_IF_FAILED(fill(layout.held, layout.ahead, 255));
+  RETURN_IF_FAILED(fill(layout.ahead, layout.map, 0));
+  RETURN_IF_FAILED(fill(layout.map, layout.bytes, 255));
   const int64_t all = shape.kv_heads * shape.slots;
   ResetKernel<<<static_cast<unsigned>((all + 255) / 256), 256, 0, stream>>>(
       reinterpret_cast<int32_t*>(bytes + layout.order), shape.slots, all);

@@ -1,4 +1,4 @@
-// What:   hamming_score for blocks of codes as the CPU keeps them (kernels/score/code_score): how many
+// What:   hamming_topk's scores for blocks of codes as the CPU keeps them (kernels/score/code_score): how many
 //         bits of a key's code agree with the codes of the group's queries.
 // Math:   out[j] = sum_{h < group} (bits - popcount(query[h] xor code[j])). Of the group's queries
 //         c_i have bit i set, so a key gains c_i by a set bit and group - c_i by a clear one: four

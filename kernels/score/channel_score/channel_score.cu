@@ -4,6 +4,7 @@
 // heads are computed twice instead of written and read.
 #include <algorithm>
 
+#include "kernels/launch-inl.cuh"
 #include "kernels/mma-inl.cuh"
 #include "kernels/score/channel_score/channel_score.h"
 #include "kernels/softmax_state-inl.cuh"
@@ -212,17 +213,16 @@ __global__ void __launch_bounds__(kThreads) ChannelScoreKernel(const Args a) {
 }
 
 template <int kWidth, int kSets>
-cudaError_t Launch(const cudaLaunchConfig_t& config, const Args& a) {
-  const cudaError_t error = cudaLaunchKernelEx(&config, ChannelLseKernel<kWidth, kSets>, a);
-  return error != cudaSuccess ? error
-                              : cudaLaunchKernelEx(&config, ChannelScoreKernel<kWidth, kSets>, a);
+cudaError_t LaunchBoth(const LaunchShape& shape, cudaStream_t stream, const Args& a) {
+  RETURN_IF_FAILED(Launch(shape, stream, ChannelLseKernel<kWidth, kSets>, a));
+  return Launch(shape, stream, ChannelScoreKernel<kWidth, kSets>, a);
 }
 
 template <int kWidth>
-cudaError_t LaunchSets(const cudaLaunchConfig_t& config, const Args& a) {
-  return a.p.group <= 4   ? Launch<kWidth, 1>(config, a)
-         : a.p.group <= 8 ? Launch<kWidth, 2>(config, a)
-                          : Launch<kWidth, 4>(config, a);
+cudaError_t LaunchSets(const LaunchShape& shape, cudaStream_t stream, const Args& a) {
+  return a.p.group <= 4   ? LaunchBoth<kWidth, 1>(shape, stream, a)
+         : a.p.group <= 8 ? LaunchBoth<kWidth, 2>(shape, stream, a)
+                          : LaunchBoth<kWidth, 4>(shape, stream, a);
 }
 
 }  // namespace
@@ -243,11 +243,8 @@ cudaError_t ChannelScore(const ChannelScoreParams& p, cudaStream_t stream) {
   const int64_t blocks =
       std::clamp<int64_t>((p.rows + kBlockKeys - 1) / kBlockKeys, 1, kMostBlocks);
   const Args a{p, static_cast<SoftmaxState*>(p.workspace), static_cast<int>(blocks)};
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(p.kv_heads));
-  config.blockDim = dim3(kThreads);
-  config.stream = stream;
-  return p.width == 16 ? LaunchSets<16>(config, a) : LaunchSets<32>(config, a);
+  const LaunchShape shape = {.grid = GridOf(blocks, p.kv_heads), .threads = kThreads};
+  return p.width == 16 ? LaunchSets<16>(shape, stream, a) : LaunchSets<32>(shape, stream, a);
 }
 
 }  // namespace carrel::kernels

@@ -2,6 +2,7 @@
 // next 16 travel while it writes. As many blocks as are resident at once share the rows.
 #include <algorithm>
 
+#include "kernels/launch-inl.cuh"
 #include "kernels/mma-inl.cuh"
 #include "kernels/score/dot_score/dot_score_cuda.h"
 #include "kernels/softmax_state-inl.cuh"
@@ -79,8 +80,7 @@ __global__ void __launch_bounds__(kWarps * 32, kWide ? 2 : kBlocksPerSm)
   const auto load = [&](int tile) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      int row = min(tile + 8 * i + g, end - 1);
-      if (p.ids != nullptr) row = __ldg(p.ids + head * p.ids_stride + row);
+      const int row = min(tile + 8 * i + g, end - 1);
 #pragma unroll
       for (int j = 0; j < kLoads; ++j)
         x[i][j] = LoadStream16(k + static_cast<int64_t>(row) * kDim + 32 * j);
@@ -129,13 +129,8 @@ int64_t Share(int64_t rows, int64_t parts) {
 }  // namespace
 
 int64_t DotScoreParts(int64_t kv_heads, int64_t rows) {
-  int device = 0, sms = 0;
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
-    sms = 1;  // the launch will report it
-  }
   const int64_t resident =
-      std::max<int64_t>(1, kBlocksPerSm * sms / std::max<int64_t>(1, kv_heads));
+      std::max<int64_t>(1, kBlocksPerSm * Multiprocessors() / std::max<int64_t>(1, kv_heads));
   return std::clamp<int64_t>((rows + kMinBlockRows - 1) / kMinBlockRows, 1,
                              std::min(resident, kMaxDotScoreParts));
 }
@@ -143,7 +138,7 @@ int64_t DotScoreParts(int64_t kv_heads, int64_t rows) {
 cudaError_t DotScoreCuda(const DotScoreCudaParams& p, cudaStream_t stream) {
   if (p.kv_heads < 1 || p.kv_heads > 65535 || p.group < 1 || p.group > kMaxGroup || p.rows < 0 ||
       (p.head_dim != 64 && p.head_dim != 128) || p.rows > p.score_stride || p.rows >= 1 << 30 ||
-      p.rows > (p.ids == nullptr ? p.kv.row_stride : p.ids_stride)) {
+      p.rows > p.kv.row_stride) {
     return cudaErrorInvalidValue;
   }
   if (p.rows == 0) return cudaSuccess;
@@ -152,11 +147,8 @@ cudaError_t DotScoreCuda(const DotScoreCudaParams& p, cudaStream_t stream) {
                           ? (wide ? DotScoreKernel<64, true> : DotScoreKernel<64, false>)
                           : (wide ? DotScoreKernel<128, true> : DotScoreKernel<128, false>);
   const int64_t parts = DotScoreParts(p.kv_heads, p.rows);
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(parts), static_cast<unsigned>(p.kv_heads));
-  config.blockDim = dim3(kWarps * 32);
-  config.stream = stream;
-  return cudaLaunchKernelEx(&config, kernel, p, static_cast<int>(Share(p.rows, parts)));
+  return Launch({.grid = GridOf(parts, p.kv_heads), .threads = kWarps * 32}, stream, kernel, p,
+                static_cast<int>(Share(p.rows, parts)));
 }
 
 }  // namespace carrel::kernels

@@ -1,11 +1,10 @@
-// What:   exact inner products of each group's queries with all rows of its KV head, or with chosen
-//         ones, on the GPU.
-// Math:   scores[h, i] = scale * <q[h], k[g, j]>, g = h / group, j = i, or ids[g, i]; fp32 sums.
+// What:   exact inner products of each group's queries with all rows of its KV head, on the GPU.
+// Math:   scores[h, i] = scale * <q[h], k[g, i]>, g = h / group; fp32 sums.
 //         Where states are wanted: of part p of the rows, states[h, p] = (m, sum_i exp(scores[h, i]
 //         - m)), m the largest of its scores; -inf and 0 of a part without rows.
 // Shapes: q [kv_heads * group, head_dim] bf16; k [kv_heads, row_stride, head_dim] bf16, in device
-//         or pinned host memory; ids [kv_heads, ids_stride] int32 in 0 .. row_stride - 1, or null;
-//         scores [kv_heads * group, score_stride] f32, of which the first `rows` are written;
+//         or pinned host memory; scores [kv_heads * group, score_stride] f32, of which the first
+//         `rows` are written;
 //         states [kv_heads * group, DotScoreParts(kv_heads, rows), 2] f32, or null.
 //         head_dim 64 or 128; group 1 .. 16; q and k at multiples of 16 bytes.
 // Edge:   no rows: nothing is enqueued.
@@ -24,12 +23,10 @@ namespace carrel::kernels {
 struct DotScoreCudaParams {
   const Bf16* q = nullptr;
   KvView kv;  // keys
-  const int32_t* ids = nullptr;
   int64_t kv_heads = 0;
   int64_t group = 0;
   int64_t head_dim = 0;
   int64_t rows = 0;
-  int64_t ids_stride = 0;
   int64_t score_stride = 0;
   float scale = 0;
   float* scores = nullptr;

@@ -9,34 +9,26 @@ class DotScoreGpuTest : public GpuKernelTest {};
 
 struct Shape {
   int64_t kv_heads, group, head_dim, rows, row_stride, score_stride;
-  bool chosen;
 };
 
 void ExpectMatchesReference(std::mt19937_64& rng, const Shape& s, float sigma = 1.0f,
                             bool with_states = true) {
   SCOPED_TRACE("kv_heads " + std::to_string(s.kv_heads) + " group " + std::to_string(s.group) +
                " head_dim " + std::to_string(s.head_dim) + " rows " + std::to_string(s.rows));
-  const int64_t d = s.head_dim, ids_stride = s.rows + 3;
+  const int64_t d = s.head_dim;
   const std::vector<uint16_t> q = RandomBf16(rng, s.kv_heads * s.group * d, sigma);
   const std::vector<uint16_t> k = RandomBf16(rng, s.kv_heads * s.row_stride * d);
-  std::vector<int32_t> ids(static_cast<size_t>(s.kv_heads * ids_stride));
-  for (int32_t& id : ids) {
-    id = static_cast<int32_t>(std::uniform_int_distribution<int64_t>(0, s.row_stride - 1)(rng));
-  }
   const DeviceInput<uint16_t> device_q(q), device_k(k);
-  const DeviceInput<int32_t> device_ids(ids);
   DeviceOutput<float> scores(s.kv_heads * s.group * s.score_stride);
   const int64_t parts = DotScoreParts(s.kv_heads, s.rows);
   ASSERT_LE(parts, kMaxDotScoreParts);
   DeviceOutput<float> states(2 * s.kv_heads * s.group * parts);
   ASSERT_EQ(cudaSuccess, DotScoreCuda({.q = device_q.data(),
                                        .kv = {.k = device_k.data(), .row_stride = s.row_stride},
-                                       .ids = s.chosen ? device_ids.data() : nullptr,
                                        .kv_heads = s.kv_heads,
                                        .group = s.group,
                                        .head_dim = d,
                                        .rows = s.rows,
-                                       .ids_stride = ids_stride,
                                        .score_stride = s.score_stride,
                                        .scale = 0.125f,
                                        .scores = scores.data(),
@@ -46,10 +38,7 @@ void ExpectMatchesReference(std::mt19937_64& rng, const Shape& s, float sigma = 
   std::vector<float> all, expected;
   for (int64_t g = 0; g < s.kv_heads; ++g) {
     std::vector<const void*> rows;
-    for (int64_t i = 0; i < s.rows; ++i) {
-      const int64_t j = s.chosen ? ids[static_cast<size_t>(g * ids_stride + i)] : i;
-      rows.push_back(k.data() + (g * s.row_stride + j) * d);
-    }
+    for (int64_t i = 0; i < s.rows; ++i) rows.push_back(k.data() + (g * s.row_stride + i) * d);
     const std::vector<float> wide = Widen(q.data() + g * s.group * d, s.group * d);
     std::vector<float> ref(static_cast<size_t>(s.group * s.rows));
     RefDotScoreRows(wide.data(), s.group, d, rows.data(), s.rows, 0.125f, ref.data(), s.rows);
@@ -92,14 +81,13 @@ TEST_F(DotScoreGpuTest, RandomShapes_MatchReference) {
                             .head_dim = trial % 2 == 0 ? 64 : 128,
                             .rows = rows,
                             .row_stride = rows + 1 + Below(9),
-                            .score_stride = rows + 1 + Below(9),
-                            .chosen = trial % 3 == 0},
+                            .score_stride = rows + 1 + Below(9)},
                            trial % 4 == 0 ? 100.0f : 1.0f, trial % 5 != 0);
   }
 }
 
 TEST_F(DotScoreGpuTest, Largest_500kRows_MatchReference) {
-  ExpectMatchesReference(rng_, {1, 4, 128, 500'001, 500'001, 500'003, false});
+  ExpectMatchesReference(rng_, {1, 4, 128, 500'001, 500'001, 500'003});
 }
 
 TEST_F(DotScoreGpuTest, UnservedShapes_AreRefused) {

@@ -1,8 +1,4 @@
-#include <algorithm>
-#include <cmath>
-#include <vector>
-
-#include "common/bf16.h"
+#include "kernels/reference.h"
 #include "kernels/select/block_prune/block_prune.h"
 #include "kernels/select/topk/topk.h"
 
@@ -13,24 +9,6 @@ struct Range {
   int64_t begin, end;
   int64_t rows() const { return end - begin; }
 };
-
-// Turned by `sign` times the angles of a position, and rounded; as it is without a table.
-std::vector<float> Turned(const uint16_t* x, int64_t head_dim, const TurnTable& table,
-                          int64_t position, float sign) {
-  const int64_t half = head_dim / 2;
-  std::vector<float> turned(static_cast<size_t>(head_dim));
-  for (int64_t c = 0; c < head_dim; ++c) turned[c] = Bf16ToFloat(x[c]);
-  if (table.angles == nullptr) return turned;
-  const float* cosines = table.angles + std::min(position, table.positions - 1) * 2 * half;
-  for (int64_t c = 0; c < half; ++c) {
-    const float low = turned[c], high = turned[c + half];
-    const float cosine = cosines[c], sine = sign * cosines[half + c];
-    const float a = low * cosine, b = high * sine, d = high * cosine, e = low * sine;
-    turned[c] = Bf16ToFloat(FloatToBf16(a - b));
-    turned[c + half] = Bf16ToFloat(FloatToBf16(d + e));
-  }
-  return turned;
-}
 
 class Unit {
  public:
@@ -54,32 +32,18 @@ class Unit {
 
   // Of a chunk that stands `back` chunks before the last.
   float Representative(Range chunk, int64_t back) const {
-    if (chunk.rows() == 1) return Score(chunk.begin, back, true);
-    const int64_t middle = (chunk.begin + chunk.end) / 2;
-    const float earlier = Score((chunk.begin + middle) / 2, back, false);
-    const float later = Score((middle + chunk.end) / 2, back, true);
-    const Range better = later > earlier ? Range{middle, chunk.end} : Range{chunk.begin, middle};
-    return better.rows() == 1 ? std::max(earlier, later) : Representative(better, back);
+    const int64_t nearest = p_.layout.first(block_) - p_.layout.zone_end(block_) + 1;
+    const int64_t d = p_.head_dim;
+    const auto score = [&](int64_t row, bool later) {
+      const std::vector<float> key = RefTurned(k_ + row * d, d, p_.table, nearest + back, -1);
+      const uint16_t* queries = later || p_.left == nullptr ? p_.right : p_.left;
+      return static_cast<float>(
+          RefBestDot(queries + unit_ * p_.queries * d, p_.queries, key.data(), d));
+    };
+    return static_cast<float>(RefRepresentative(chunk.begin, chunk.end, score));
   }
 
  private:
-  float Score(int64_t row, int64_t back, bool later) const {
-    const int64_t nearest = p_.layout.first(block_) - p_.layout.zone_end(block_) + 1;
-    const std::vector<float> key =
-        Turned(k_ + row * p_.head_dim, p_.head_dim, p_.table, nearest + back, -1);
-    const uint16_t* queries = later || p_.left == nullptr ? p_.right : p_.left;
-    queries += unit_ * p_.queries * p_.head_dim;
-    double best = -INFINITY;
-    for (int64_t i = 0; i < p_.queries; ++i) {
-      double sum = 0;
-      for (int64_t c = 0; c < p_.head_dim; ++c) {
-        sum += double{Bf16ToFloat(queries[i * p_.head_dim + c])} * key[static_cast<size_t>(c)];
-      }
-      best = std::max(best, sum);
-    }
-    return static_cast<float>(best);
-  }
-
   const BlockPruneParams& p_;
   const int64_t unit_;
   const uint16_t* const k_;
@@ -104,7 +68,7 @@ void RefGatherBlockQueries(const BlockQueriesParams& p) {
         uint16_t* const out = later ? p.right : p.left;
         if (out == nullptr) continue;
         const std::vector<float> turned =
-            Turned(from, p.head_dim, p.table, stream + (later ? 0 : 1), 1);
+            RefTurned(from, p.head_dim, p.table, stream + (later ? 0 : 1), 1);
         for (int64_t c = 0; c < p.head_dim; ++c) {
           out[(unit * queries + row) * p.head_dim + c] = FloatToBf16(turned[c]);
         }
@@ -141,10 +105,7 @@ void RefBlockPrune(const BlockPruneParams& p) {
     for (size_t i = 0; i < chunks.size(); ++i) {
       scores.push_back(unit.Representative(chunks[i], static_cast<int64_t>(chunks.size() - 1 - i)));
     }
-    std::vector<int64_t> best(static_cast<size_t>(p.wanted / p.chunk));
-    best.resize(static_cast<size_t>(RefTopK(scores.data(), static_cast<int64_t>(scores.size()),
-                                            p.wanted / p.chunk, best.data())));
-    std::sort(best.begin(), best.end());
+    const std::vector<int64_t> best = RefBestIndices(scores, p.wanted / p.chunk);
     int64_t rows = 0;
     for (size_t i = 0; i < best.size(); ++i) {
       const Range& chunk = chunks[static_cast<size_t>(best[i])];

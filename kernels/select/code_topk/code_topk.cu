@@ -487,10 +487,7 @@ cudaError_t LaunchAlike(std::span<const CodeTopKParams> some, cudaStream_t strea
   const size_t most = MostInLaunch(some), launches = (some.size() + most - 1) / most;
   for (size_t i = 0, begin = 0; i < launches; ++i) {
     const size_t end = some.size() * (i + 1) / launches;
-    if (const cudaError_t error = Launch(some.subspan(begin, end - begin), stream);
-        error != cudaSuccess) {
-      return error;
-    }
+    RETURN_IF_FAILED(Launch(some.subspan(begin, end - begin), stream));
     begin = end;
   }
   return cudaSuccess;

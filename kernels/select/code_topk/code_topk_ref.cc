@@ -1,8 +1,4 @@
-#include <algorithm>
-#include <cmath>
-#include <vector>
-
-#include "common/bf16.h"
+#include "kernels/reference.h"
 #include "kernels/select/code_topk/code_topk.h"
 
 namespace carrel::kernels {
@@ -13,12 +9,9 @@ std::vector<double> ScoresOfHead(const CodeTopKParams& p, int64_t g, int64_t h) 
   std::vector<double> u(static_cast<size_t>(p.bits));
   double most = 0;
   for (int64_t i = 0; i < p.bits; ++i) {
-    double dot = 0;
-    for (int64_t c = 0; c < p.head_dim; ++c) {
-      dot += double{Bf16ToFloat(p.q[(g * p.group + h) * p.head_dim + c])} *
-             Bf16ToFloat(p.decoder[(g * p.bits + i) * p.head_dim + c]);
-    }
-    u[static_cast<size_t>(i)] = p.scale * dot;
+    u[static_cast<size_t>(i)] =
+        p.scale * RefDot(p.q + (g * p.group + h) * p.head_dim,
+                         p.decoder + (g * p.bits + i) * p.head_dim, p.head_dim);
     most = std::max(most, std::abs(u[static_cast<size_t>(i)]));
   }
   const double unit = most / kCodeTopKWeight;

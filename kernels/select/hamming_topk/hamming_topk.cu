@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "kernels/score/hamming_score/group_code-inl.cuh"
 #include "kernels/score_select-inl.cuh"
+#include "kernels/select/hamming_topk/group_code-inl.cuh"
 #include "kernels/select/hamming_topk/hamming_topk.h"
 
 namespace carrel::kernels {

@@ -1,8 +1,13 @@
-// What:   hamming_score and the selection of the k best keys of each KV head in one launch; the
-//         scores never reach device memory while they fit in the SMs.
-// Math:   scores as hamming_score; ids = the first min(k, rows) keys when all are ordered by (score
-//         descending, index ascending).
-// Source: HATA (2025, section 3), score and top-k; the fusion is ours.
+// What:   how many bits of a key's code agree with the codes of the group's queries, for all keys, and
+//         the k best keys of each KV head, in one launch; the scores never reach device memory while
+//         they fit in the SMs.
+// Math:   score[g, j] = sum_{h < group} (bits - popcount(query[g, h] xor code[g, j])); ids = the first
+//         min(k, rows) keys when all are ordered by (score descending, index ascending).
+//         As c_i of the group's queries have bit i set, the sum depends on a key's bit i alone: the
+//         bit that most queries have gains |group - 2 c_i| over the other. These weights are split
+//         into bit planes, so that a key costs one popcount per plane and word, not per query and
+//         word: two planes for groups of 3, 4 and 6, three up to 8, four up to 16.
+// Source: HATA (2025, section 3), score, sum over the group and top-k; planes and fusion are ours.
 // Shapes: queries [kv_heads, group, bits / 32] uint32; codes [kv_heads, code_stride, bits / 32]
 //         uint32, of which the first `rows` count; ids [kv_heads, k] int32. bits 64, 128 or 256;
 //         group 1 .. 16; queries and codes at multiples of 16 bytes.
@@ -39,5 +44,7 @@ struct HammingTopKParams {
 // ready for the next with the same kv_heads. One call at a time.
 size_t HammingTopKWorkspaceBytes(const HammingTopKParams& params);
 cudaError_t HammingTopK(const HammingTopKParams& params, cudaStream_t stream);
+// Host pointers: scores [kv_heads, rows].
+void RefHammingScores(const HammingTopKParams& params, uint16_t* scores);
 
 }  // namespace carrel::kernels

@@ -1,5 +1,4 @@
 #include "kernels/gpu_test_data.h"
-#include "kernels/score/hamming_score/hamming_score.h"
 #include "kernels/select/hamming_topk/hamming_topk.h"
 #include "kernels/select/topk/topk.h"
 
@@ -17,15 +16,14 @@ void ExpectChosen(const Shape& s, const std::vector<uint32_t>& queries,
                   const std::vector<uint32_t>& codes, const std::vector<int32_t>& ids,
                   int64_t checked) {
   std::vector<uint16_t> scores(static_cast<size_t>(checked * s.rows));
-  RefHammingScore({.queries = queries.data(),
-                   .codes = codes.data(),
-                   .scores = scores.data(),
-                   .kv_heads = checked,
-                   .group = s.group,
-                   .bits = s.bits,
-                   .rows = s.rows,
-                   .code_stride = s.rows,
-                   .score_stride = s.rows});
+  RefHammingScores({.queries = queries.data(),
+                    .codes = codes.data(),
+                    .kv_heads = checked,
+                    .group = s.group,
+                    .bits = s.bits,
+                    .rows = s.rows,
+                    .code_stride = s.rows},
+                   scores.data());
   const int64_t count = std::min(s.k, s.rows);
   for (int64_t g = 0; g < checked; ++g) {
     const std::vector<float> wide(scores.begin() + g * s.rows, scores.begin() + (g + 1) * s.rows);

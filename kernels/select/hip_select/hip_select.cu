@@ -4,6 +4,7 @@
 
 #include "kernels/block_select-inl.cuh"
 #include "kernels/group_max-inl.cuh"
+#include "kernels/score_select-inl.cuh"
 #include "kernels/select/hip_select/hip_select.h"
 
 namespace carrel::kernels {
@@ -146,13 +147,6 @@ cudaError_t HipSelect(const HipSelectParams& p, cudaStream_t stream) {
   }
   if (p.rows == 0) return cudaSuccess;
   if (p.workspace == nullptr) return cudaErrorInvalidValue;
-  int device = 0, sms = 0;
-  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-  if (const cudaError_t error =
-          cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-      error != cudaSuccess) {
-    return error;
-  }
   Args a;
   a.p = p;
   a.wanted = static_cast<int>(Wanted(p.block_k, p.budget));
@@ -161,30 +155,15 @@ cudaError_t HipSelect(const HipSelectParams& p, cudaStream_t stream) {
   a.scores = reinterpret_cast<unsigned*>(bytes + SyncBytes(p.kv_heads));
   // One tile of keys per warp, as far as one block per SM goes.
   const int64_t tiles = (2 * a.wanted * p.block_k + kTile - 1) / kTile;
-  const int64_t blocks =
-      std::clamp<int64_t>((tiles + kWarps - 1) / kWarps, 1, std::max<int64_t>(1, sms / p.kv_heads));
+  const int64_t blocks = std::clamp<int64_t>((tiles + kWarps - 1) / kWarps, 1,
+                                             std::max<int64_t>(1, ResidentBlocks(1) / p.kv_heads));
   const bool wide = p.group > 8;
   const auto kernel = p.head_dim == 64
                           ? (wide ? HipSelectKernel<64, true> : HipSelectKernel<64, false>)
                           : (wide ? HipSelectKernel<128, true> : HipSelectKernel<128, false>);
-  cudaLaunchAttribute together = {};
-  together.id = cudaLaunchAttributeCooperative;
-  together.val.cooperative = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(p.kv_heads));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes =
-      static_cast<size_t>(a.wanted) * (2 * sizeof(int2) + 2 * sizeof(unsigned));
-  config.stream = stream;
-  config.attrs = &together;
-  config.numAttrs = blocks > 1 ? 1 : 0;
-  if (const cudaError_t error =
-          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(config.dynamicSmemBytes));
-      error != cudaSuccess) {
-    return error;
-  }
-  return cudaLaunchKernelEx(&config, kernel, a);
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(p.kv_heads));
+  const size_t shared = static_cast<size_t>(a.wanted) * (2 * sizeof(int2) + 2 * sizeof(unsigned));
+  return LaunchTogether(kernel, grid, kThreads, shared, a, stream);
 }
 
 }  // namespace carrel::kernels

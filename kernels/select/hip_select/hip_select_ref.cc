@@ -1,8 +1,4 @@
-#include <algorithm>
-#include <cmath>
-#include <vector>
-
-#include "common/bf16.h"
+#include "kernels/reference.h"
 #include "kernels/select/hip_select/hip_select.h"
 #include "kernels/select/topk/topk.h"
 
@@ -13,19 +9,6 @@ struct Branch {
   int64_t begin = 0, end = 0;
 };
 
-double BestProduct(const HipSelectParams& p, int64_t head, int64_t row) {
-  double best = -INFINITY;
-  for (int64_t h = 0; h < p.group; ++h) {
-    double sum = 0;
-    for (int64_t c = 0; c < p.head_dim; ++c) {
-      sum += double{Bf16ToFloat(p.q[(head * p.group + h) * p.head_dim + c])} *
-             Bf16ToFloat(p.kv.k[(head * p.kv.row_stride + row) * p.head_dim + c]);
-    }
-    best = std::max(best, sum);
-  }
-  return best;
-}
-
 }  // namespace
 
 void RefHipSelect(const HipSelectParams& p) {
@@ -34,6 +17,8 @@ void RefHipSelect(const HipSelectParams& p) {
   const int64_t chunks = std::min(wanted, blocks);
   const auto single = [](const Branch& b) { return b.end - b.begin == 1; };
   for (int64_t head = 0; head < p.kv_heads && p.rows > 0; ++head) {
+    const Bf16* const q = p.q + head * p.group * p.head_dim;
+    const Bf16* const k = p.kv.k + head * p.kv.row_stride * p.head_dim;
     std::vector<Branch> kept;
     for (int64_t i = 0; i < chunks; ++i) {
       kept.push_back({i * blocks / chunks, (i + 1) * blocks / chunks});
@@ -50,16 +35,14 @@ void RefHipSelect(const HipSelectParams& p) {
         const int64_t first = (b.begin + b.end) / 2 * p.block_k;
         double best = -INFINITY;
         for (int64_t row = first; row < std::min(p.rows, first + p.block_k); ++row) {
-          best = std::max(best, BestProduct(p, head, row));
+          best = std::max(best, RefBestDot(q, p.group, k + row * p.head_dim, p.head_dim));
         }
         scores.push_back(static_cast<float>(best));
       }
-      std::vector<int64_t> best(static_cast<size_t>(wanted));
-      best.resize(static_cast<size_t>(
-          RefTopK(scores.data(), static_cast<int64_t>(scores.size()), wanted, best.data())));
-      std::sort(best.begin(), best.end());
       kept.clear();
-      for (const int64_t i : best) kept.push_back(branches[static_cast<size_t>(i)]);
+      for (const int64_t i : RefBestIndices(scores, wanted)) {
+        kept.push_back(branches[static_cast<size_t>(i)]);
+      }
     }
     int64_t count = 0;
     for (const Branch& b : kept) {

@@ -4,6 +4,7 @@
 
 #include "kernels/block_select-inl.cuh"
 #include "kernels/group_max-inl.cuh"
+#include "kernels/launch-inl.cuh"
 #include "kernels/select/infinitehip_stage/infinitehip_stage.h"
 
 namespace carrel::kernels {
@@ -191,12 +192,9 @@ cudaError_t InfiniteHipStage(const InfiniteHipStageParams& p, cudaStream_t strea
       p.head_dim == 64
           ? (wide ? InfiniteHipStageKernel<64, true> : InfiniteHipStageKernel<64, false>)
           : (wide ? InfiniteHipStageKernel<128, true> : InfiniteHipStageKernel<128, false>);
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>((a.places + kBlockChunks - 1) / kBlockChunks),
-                        static_cast<unsigned>(p.kv_heads));
-  config.blockDim = dim3(kThreads);
-  config.stream = stream;
-  return cudaLaunchKernelEx(&config, kernel, a);
+  return Launch({.grid = GridOf((a.places + kBlockChunks - 1) / kBlockChunks, p.kv_heads),
+                 .threads = kThreads},
+                stream, kernel, a);
 }
 
 }  // namespace carrel::kernels

@@ -1,8 +1,4 @@
-#include <algorithm>
-#include <cmath>
-#include <vector>
-
-#include "common/bf16.h"
+#include "kernels/reference.h"
 #include "kernels/select/infinitehip_stage/infinitehip_stage.h"
 #include "kernels/select/topk/topk.h"
 
@@ -10,29 +6,6 @@ namespace carrel::kernels {
 namespace {
 
 using Range = InfiniteHipRange;
-
-double Score(const InfiniteHipStageParams& p, int64_t head, int64_t row) {
-  double best = -INFINITY;
-  for (int64_t h = 0; h < p.group; ++h) {
-    double sum = 0;
-    for (int64_t c = 0; c < p.head_dim; ++c) {
-      sum += double{Bf16ToFloat(p.q[(head * p.group + h) * p.head_dim + c])} *
-             Bf16ToFloat(p.kv.k[(head * p.kv.row_stride + row) * p.head_dim + c]);
-    }
-    best = std::max(best, sum);
-  }
-  return best;
-}
-
-double RepresentativeScore(const InfiniteHipStageParams& p, int64_t head, Range chunk) {
-  if (chunk.end - chunk.begin == 1) return Score(p, head, chunk.begin);
-  const int32_t middle = (chunk.begin + chunk.end) / 2;
-  const double left = Score(p, head, (chunk.begin + middle) / 2);
-  const double right = Score(p, head, (middle + chunk.end) / 2);
-  const Range better = right > left ? Range{middle, chunk.end} : Range{chunk.begin, middle};
-  return better.end - better.begin == 1 ? std::max(left, right)
-                                        : RepresentativeScore(p, head, better);
-}
 
 std::vector<Range> Prune(const InfiniteHipStageParams& p, int64_t head,
                          const std::vector<Range>& ranges) {
@@ -46,16 +19,19 @@ std::vector<Range> Prune(const InfiniteHipStageParams& p, int64_t head,
     }
   }
   if (rows <= p.wanted) return ranges;
+  const Bf16* const q = p.q + head * p.group * p.head_dim;
+  const Bf16* const k = p.kv.k + head * p.kv.row_stride * p.head_dim;
+  const auto score = [&](int64_t row, bool) {
+    return RefBestDot(q, p.group, k + row * p.head_dim, p.head_dim);
+  };
   std::vector<float> scores;
   for (const Range& chunk : chunks) {
-    scores.push_back(static_cast<float>(RepresentativeScore(p, head, chunk)));
+    scores.push_back(static_cast<float>(RefRepresentative(chunk.begin, chunk.end, score)));
   }
-  std::vector<int64_t> best(static_cast<size_t>(p.wanted / p.chunk));
-  best.resize(static_cast<size_t>(RefTopK(scores.data(), static_cast<int64_t>(scores.size()),
-                                          p.wanted / p.chunk, best.data())));
-  std::sort(best.begin(), best.end());
   std::vector<Range> kept;
-  for (const int64_t i : best) kept.push_back(chunks[static_cast<size_t>(i)]);
+  for (const int64_t i : RefBestIndices(scores, p.wanted / p.chunk)) {
+    kept.push_back(chunks[static_cast<size_t>(i)]);
+  }
   return kept;
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/decode_attention-inl.cuh"
+#include "kernels/launch-inl.cuh"
 #include "kernels/mma-inl.cuh"
 #include "kernels/select-inl.cuh"
 #include "kernels/select/rescore_rows/rescore_rows.h"
@@ -492,28 +493,14 @@ cudaError_t Launch(std::span<const RescoreRowsParams> some, cudaStream_t stream)
   int64_t shared = 0;
   for (const RescoreRowsParams& each : some) shared = std::max(shared, SharedBytes(ArgsOf(each)));
   const auto kernel = KernelFor(p);
-  if (const cudaError_t error = cudaFuncSetAttribute(
-          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
-      error != cudaSuccess) {
-    return error;
-  }
-  bool early = false;
-  if (const cudaError_t error = EarlyLaunchServed(&early); error != cudaSuccess) return error;
-  const auto blocks = static_cast<unsigned>(BlocksOf(p));
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {blocks, 1, 1};
-  cudaLaunchConfig_t config = {};
-  config.gridDim =
-      dim3(blocks, static_cast<unsigned>(p.kv_heads), static_cast<unsigned>(some.size()));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = static_cast<size_t>(shared);
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = early ? 2 : 0;  // an architecture has both or neither
-  return cudaLaunchKernelEx(&config, kernel, TogetherOf(some, ArgsOf));
+  RETURN_IF_FAILED(AllowShared(kernel, shared));
+  const int64_t blocks = BlocksOf(p);
+  return kernels::Launch({.grid = GridOf(blocks, p.kv_heads, static_cast<int64_t>(some.size())),
+                          .threads = kThreads,
+                          .shared_bytes = shared,
+                          .early = true,
+                          .cluster = static_cast<unsigned>(blocks)},
+                         stream, kernel, TogetherOf(some, ArgsOf));
 }
 
 }  // namespace

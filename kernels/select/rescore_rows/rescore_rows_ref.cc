@@ -1,9 +1,6 @@
-#include <algorithm>
-#include <cmath>
 #include <numeric>
-#include <vector>
 
-#include "common/bf16.h"
+#include "kernels/reference.h"
 #include "kernels/select/rescore_rows/rescore_rows.h"
 
 namespace carrel::kernels {
@@ -17,11 +14,7 @@ void RefRescoreRows(const RescoreRowsParams& p) {
       double largest = -INFINITY, sum = 0;
       for (int64_t i = 0; i < p.count; ++i) {
         const Bf16* key = p.kv.k + (head * p.kv.row_stride + candidates[i]) * p.head_dim;
-        double dot = 0;
-        for (int64_t c = 0; c < p.head_dim; ++c) {
-          dot += double{Bf16ToFloat(p.q[h * p.head_dim + c])} * Bf16ToFloat(key[c]);
-        }
-        scores.push_back(dot * p.scale);
+        scores.push_back(p.scale * RefDot(p.q + h * p.head_dim, key, p.head_dim));
         largest = std::max(largest, scores.back());
       }
       for (const double score : scores) sum += std::exp(score - largest);

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "kernels/select-inl.cuh"
+#include "kernels/score_select-inl.cuh"
 #include "kernels/select/topk/topk_cuda.h"
 
 namespace carrel::kernels {
@@ -18,49 +18,14 @@ struct Args {
   TopKCudaParams p;
   RowSync* sync;        // [kv_heads]
   unsigned* published;  // [kv_heads, kSteps, blocks, kBins + 1]
-  uint64_t* chosen;     // [kv_heads, k], if they are to be sorted
   int k;
 };
-
-// Ascending order of what it returns is (score descending, index ascending).
-__device__ uint64_t Pack(unsigned key, int index) {
-  return static_cast<uint64_t>(~key) << 32 | static_cast<unsigned>(index);
-}
-
-// items: a power of two, all of them written.
-__device__ void BitonicSort(uint64_t* x, int items) {
-  // A warp's pairs up to 32 apart lie among 64 items that no other warp touches.
-  constexpr int kOwnStep = 32;
-  __syncthreads();
-  for (int size = 2; size <= items; size *= 2) {
-    for (int step = size / 2; step > 0; step /= 2) {
-      if (step > kOwnStep || (step == kOwnStep && size > 2 * kOwnStep)) {
-        __syncthreads();
-      } else {
-        __syncwarp();
-      }
-      for (int i = threadIdx.x; i < items / 2; i += kThreads) {
-        const int low = 2 * i - (i & (step - 1)), high = low + step;
-        const bool ascending = (low & size) == 0;
-        const uint64_t a = x[low], b = x[high];
-        if ((a > b) == ascending) {
-          x[low] = b;
-          x[high] = a;
-        }
-      }
-    }
-  }
-  __syncthreads();
-}
 
 // Grid: (blocks, kv_heads).
 __global__ void __launch_bounds__(kThreads, 1) TopKKernel(const Args a) {
   __shared__ unsigned counts[kBins + 1];
-  __shared__ uint64_t sorted[kMaxTopKCuda];
-  __shared__ bool last;
   const int head = blockIdx.y, block = blockIdx.x, blocks = gridDim.x;
   RowSync* sync = a.sync + head;
-  uint64_t* chosen = a.chosen + static_cast<int64_t>(head) * a.k;
   const auto* scores = reinterpret_cast<const float4*>(a.p.scores + head * a.p.score_stride);
   const int n = static_cast<int>(a.p.n);
   const int share = ((n + blocks - 1) / blocks + 3) / 4 * 4;
@@ -124,47 +89,13 @@ __global__ void __launch_bounds__(kThreads, 1) TopKKernel(const Args a) {
       },
       [&](bool is_above, unsigned rank, int j) {
         const unsigned at = is_above ? above_before + rank : above + equal_before + rank;
-        const unsigned key = KeyOf(reinterpret_cast<const float*>(scores)[j]);
-        if (at >= static_cast<unsigned>(a.k)) return;
-        if (a.p.sorted) {
-          __stcg(chosen + at, Pack(key, j));
-          return;
-        }
-        a.p.ids[head * a.p.k + at] = j;
-        if (a.p.out_scores != nullptr) a.p.out_scores[head * a.p.k + at] = ScoreOf(key);
+        if (at < static_cast<unsigned>(a.k)) a.p.ids[head * a.p.k + at] = j;
       });
-  if (!a.p.sorted) return;
-
-  // Whoever sees that all other blocks have written sorts.
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    last = atomicAdd(&sync->finished, 1u) == static_cast<unsigned>(blocks - 1);
-    if (last) sync->finished = 0;
-  }
-  __syncthreads();
-  if (!last) return;
-  __threadfence();
-  int items = 1;
-  while (items < a.k) items *= 2;
-  for (int i = threadIdx.x; i < items; i += kThreads) {
-    sorted[i] = i < a.k ? __ldcg(chosen + i) : ~uint64_t{0};
-  }
-  BitonicSort(sorted, items);
-  for (int i = threadIdx.x; i < a.k; i += kThreads) {
-    a.p.ids[head * a.p.k + i] = static_cast<int32_t>(sorted[i]);
-    a.p.out_scores[head * a.p.k + i] = ScoreOf(~static_cast<unsigned>(sorted[i] >> 32));
-  }
 }
 
 // One block per SM, so that all are resident.
 int64_t MostBlocks(int64_t kv_heads) {
-  int device = 0, sms = 0;
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
-    sms = 1;  // the launch will report it
-  }
-  return std::max<int64_t>(1, sms / std::max<int64_t>(1, kv_heads));
+  return std::max<int64_t>(1, ResidentBlocks(1) / std::max<int64_t>(1, kv_heads));
 }
 
 size_t SyncBytes(int64_t kv_heads) {
@@ -173,16 +104,14 @@ size_t SyncBytes(int64_t kv_heads) {
 
 }  // namespace
 
-size_t TopKWorkspaceBytes(int64_t kv_heads, int64_t k) {
-  return SyncBytes(kv_heads) + static_cast<size_t>(kv_heads * k) * sizeof(uint64_t) +
-         static_cast<size_t>(kv_heads * kSteps * MostBlocks(kv_heads)) * (kBins + 1) *
-             sizeof(unsigned);
+size_t TopKWorkspaceBytes(int64_t kv_heads) {
+  return SyncBytes(kv_heads) + static_cast<size_t>(kv_heads * kSteps * MostBlocks(kv_heads)) *
+                                   (kBins + 1) * sizeof(unsigned);
 }
 
 cudaError_t TopKCuda(const TopKCudaParams& p, cudaStream_t stream) {
   if (p.kv_heads < 1 || p.kv_heads > 65535 || p.n < 0 || p.n >= 1 << 30 || p.k < 0 ||
-      (p.sorted && p.k > kMaxTopKCuda) || p.n > p.score_stride || p.score_stride % 4 != 0 ||
-      p.workspace == nullptr) {
+      p.n > p.score_stride || p.score_stride % 4 != 0 || p.workspace == nullptr) {
     return cudaErrorInvalidValue;
   }
   if (p.n == 0 || p.k == 0) return cudaSuccess;
@@ -191,20 +120,11 @@ cudaError_t TopKCuda(const TopKCudaParams& p, cudaStream_t stream) {
   a.k = static_cast<int>(std::min(p.k, p.n));
   auto* bytes = static_cast<uint8_t*>(p.workspace);
   a.sync = reinterpret_cast<RowSync*>(bytes);
-  a.chosen = reinterpret_cast<uint64_t*>(bytes + SyncBytes(p.kv_heads));
-  a.published = reinterpret_cast<unsigned*>(a.chosen + (p.sorted ? p.kv_heads * p.k : 0));
+  a.published = reinterpret_cast<unsigned*>(bytes + SyncBytes(p.kv_heads));
   const int64_t blocks =
       std::min(MostBlocks(p.kv_heads), (p.n + kMinBlockKeys - 1) / kMinBlockKeys);
-  cudaLaunchAttribute together = {};
-  together.id = cudaLaunchAttributeCooperative;
-  together.val.cooperative = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(p.kv_heads));
-  config.blockDim = dim3(kThreads);
-  config.stream = stream;
-  config.attrs = &together;
-  config.numAttrs = blocks > 1 ? 1 : 0;
-  return cudaLaunchKernelEx(&config, TopKKernel, a);
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(p.kv_heads));
+  return LaunchTogether(TopKKernel, grid, kThreads, 0, a, stream);
 }
 
 }  // namespace carrel::kernels

@@ -7,7 +7,7 @@
 //         stage is a random rotation. Staged training: what is left over is measured as the head's
 //         sampled queries see it, |r|^2 = E <q, r>^2, and a stage spends its bits where most is
 //         left. HATA: one stage of directions W learned by gradient descent (hash_training.h), of
-//         the key less the mean. A symmetric scan compares signs (kernels/score/hamming_score): the
+//         the key less the mean. A symmetric scan compares signs (kernels/select/hamming_topk): the
 //         query's bits are the signs of its products with W, or with D where there is no W.
 // Source: ours (docs/decisions/014) but for HATA (2025, section 3).
 // Cost:   code_bits / 8 bytes read per key, once for the group; effort rows read at random.

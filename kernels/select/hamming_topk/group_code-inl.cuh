@@ -1,4 +1,4 @@
-// The codes of a group's queries as one set of weighted bits (see hamming_score.h, Math).
+// The codes of a group's queries as one set of weighted bits (see hamming_topk.h, Math).
 #pragma once
 
 #include "kernels/mma-inl.cuh"
@@ -51,9 +51,6 @@ struct GroupCode {
     __syncthreads();
   }
 
-  __device__ int Score(const uint32_t (&code)[kWords]) const {
-    return best - (Lost(code) << shift);
-  }
   // Scores of an even group are all odd or all even: this keeps their order in half the values.
   __device__ int HalvedScore(const uint32_t (&code)[kWords]) const {
     return (best >> shift) - Lost(code);

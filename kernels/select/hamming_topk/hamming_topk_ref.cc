@@ -1,10 +1,10 @@
 #include <bit>
 
-#include "kernels/score/hamming_score/hamming_score.h"
+#include "kernels/select/hamming_topk/hamming_topk.h"
 
 namespace carrel::kernels {
 
-void RefHammingScore(const HammingScoreParams& p) {
+void RefHammingScores(const HammingTopKParams& p, uint16_t* scores) {
   const int64_t words = p.bits / 32;
   for (int64_t g = 0; g < p.kv_heads; ++g) {
     for (int64_t j = 0; j < p.rows; ++j) {
@@ -15,7 +15,7 @@ void RefHammingScore(const HammingScoreParams& p) {
         score += p.bits;
         for (int64_t w = 0; w < words; ++w) score -= std::popcount(query[w] ^ code[w]);
       }
-      p.scores[g * p.score_stride + j] = static_cast<uint16_t>(score);
+      scores[g * p.rows + j] = static_cast<uint16_t>(score);
     }
   }
 }

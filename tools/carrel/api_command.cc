@@ -6,14 +6,13 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -57,12 +56,6 @@ absl::StatusOr<std::shared_ptr<library::StoreAccess>> OpenFor(const ApiFlags& fl
   if (flags.replica.given()) return Annotate(opened.status(), "--cache");
   return Annotate(opened.status(), "--store (with --read-only it is only read)");
 }
-
-// Who waits for an answer is told soon that the bucket gives none.
-constexpr kvstore::RetryPolicy kSoon = {.attempts = 4,
-                                        .first = absl::Milliseconds(50),
-                                        .most = absl::Milliseconds(500),
-                                        .deadline = absl::Seconds(4)};
 
 // The service, for who makes room among the contexts that it answers from: there is none before it has started, nor
 // once it is to end.
@@ -142,29 +135,29 @@ std::string Announce(const ApiFlags& flags, const Door& door, const http_api::Ap
   std::string page;
   for (const std::string& address : service.addresses()) {
     if (absl::StartsWith(address, "unix:")) {
-      std::fprintf(stderr, "carrel api: on %s: who may open the socket may do everything\n",
-                   address.c_str());
+      absl::FPrintF(stderr, "carrel api: on %s: who may open the socket may do everything\n",
+                    address);
       continue;
     }
-    std::fprintf(stderr, "carrel api: model %s on http://%s/v1\n", flags.config.model_name.c_str(),
-                 address.c_str());
+    absl::FPrintF(stderr, "carrel api: model %s on http://%s/v1\n", flags.config.model_name,
+                  address);
     if (page.empty()) {
       page = absl::StrCat("http://", address, "/", door.token.empty() ? "" : "#token=", door.token);
     }
   }
-  if (!page.empty()) std::fprintf(stderr, "carrel api: a page for people on %s\n", page.c_str());
+  if (!page.empty()) absl::FPrintF(stderr, "carrel api: a page for people on %s\n", page);
   if (!flags.keys.empty()) {
-    std::fprintf(stderr, "carrel api: who may do what: %s\n", flags.keys.c_str());
+    absl::FPrintF(stderr, "carrel api: who may do what: %s\n", flags.keys);
   } else if (flags.anyone_may_write) {
-    std::fprintf(stderr,
-                 "carrel api: ANYBODY who reaches the address may ask, add and DELETE documents "
-                 "(--anyone-may-add-and-delete)\n");
+    absl::FPrintF(stderr,
+                  "carrel api: ANYBODY who reaches the address may ask, add and DELETE documents "
+                  "(--anyone-may-add-and-delete)\n");
   } else {
-    std::fprintf(
+    absl::FPrintF(
         stderr,
         "carrel api: anybody who reaches the address may list and ask; adding and deleting "
         "need the token%s%s\n",
-        door.token_file.empty() ? "" : ", which is also in ", door.token_file.c_str());
+        door.token_file.empty() ? "" : ", which is also in ", door.token_file);
   }
   return page;
 }
@@ -184,8 +177,8 @@ void OpenInBrowser(const std::string& page) {
 void ReadAgain(const Door& door) {
   if (door.audit != nullptr) {
     if (const absl::Status status = door.audit->Reopen(); !status.ok()) {
-      std::fprintf(stderr, "carrel api: SIGHUP: %s; lines go on to where they went\n",
-                   std::string(status.message()).c_str());
+      absl::FPrintF(stderr, "carrel api: SIGHUP: %s; lines go on to where they went\n",
+                    status.message());
     }
   }
   door.access->Reload().IgnoreError();  // it logs
@@ -278,7 +271,7 @@ absl::Status Serve(const ApiFlags& flags, const Door& door, const SignalPipe& si
   if (flags.open_page && !page.empty()) OpenInBrowser(page);
   int signal = signals.Wait();
   for (; signal == SIGHUP; signal = signals.Wait()) ReadAgain(door);
-  std::fprintf(stderr, "carrel api: %s: stopping\n", strsignal(signal));
+  absl::FPrintF(stderr, "carrel api: %s: stopping\n", strsignal(signal));
   if (residence != nullptr) residence->End();  // nobody waits for a bucket any more
   return absl::OkStatus();
 }
@@ -316,17 +309,13 @@ void DeclareSequences(CLI::App& command, ApiFlags& flags) {
           "--max-sequences", flags.config.engine.scheduler.conversations.most,
           "conversations whose rows wait for their next turn; the one used longest ago goes; "
           "0: none")
-      ->check(CLI::Range(int64_t{0}, int64_t{100000}))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{0}, int64_t{100000}));
   command
       .add_option("--sequence-memory", flags.config.engine.scheduler.conversations.memory_bytes,
                   "of those in memory: bytes or 512MB; beyond it they go to files")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
-      ->capture_default_str();
-  command
-      .add_option("--idle-after", flags.idle_after,
-                  "a conversation that was idle for so long goes to a file in /var/tmp")
-      ->capture_default_str();
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true));
+  command.add_option("--idle-after", flags.idle_after,
+                     "a conversation that was idle for so long goes to a file in /var/tmp");
 }
 
 // Who prefills what clients bring, if not this process.
@@ -351,13 +340,11 @@ void DeclareDoor(CLI::App& command, ApiFlags& flags) {
       .add_option("--request-budget", flags.config.http.budget_bytes,
                   "what requests and replies on their way may hold: bytes or 256MB")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
-      ->check(CLI::Range(int64_t{1} << 20, int64_t{1} << 40))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{1} << 20, int64_t{1} << 40));
   command
       .add_option("--max-connections", flags.config.http.max_connections,
                   "connections that have asked something; beyond it the idlest goes")
-      ->check(CLI::Range(int64_t{1}, int64_t{1000000}))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{1}, int64_t{1000000}));
   DeclareJobs(command, flags);
 }
 
@@ -373,9 +360,8 @@ void AddApi(CLI::App& app, Run& chosen) {
   flags->retrieval.DeclareWeights(command);
   flags->retrieval.store.DeclareSeveral(command);
   flags->replica.Declare(command);
-  command
-      .add_option("--listen", flags->config.http.listen, "HOST:PORT or unix:PATH; may be repeated")
-      ->capture_default_str();
+  command.add_option("--listen", flags->config.http.listen,
+                     "HOST:PORT or unix:PATH; may be repeated");
   command.add_option("--model-name", flags->config.model_name,
                      "what clients call the model; by default the name of its file or folder");
   command.add_option("--keys", flags->keys,
@@ -386,47 +372,39 @@ void AddApi(CLI::App& app, Run& chosen) {
   command
       .add_option("--index", flags->config.engine.documents->index,
                   "of documents that clients bring: flat | int8 | code | auto")
-      ->check(CLI::IsMember({"flat", "int8", "code", "auto"}))
-      ->capture_default_str();
+      ->check(CLI::IsMember({"flat", "int8", "code", "auto"}));
   command
       .add_option("--max-document-bytes", flags->config.max_document_bytes,
                   "of a text that a client brings: bytes or 16MB")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
-      ->check(CLI::Range(int64_t{1}, int64_t{60} << 20))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{1}, int64_t{60} << 20));
   command
       .add_option("--max-queued-documents", flags->config.engine.documents->max_queued,
                   "documents that may wait for prefill; one more is refused")
-      ->check(CLI::Range(int64_t{1}, int64_t{1000}))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{1}, int64_t{1000}));
   command
       .add_option("--keep-documents", flags->config.engine.documents->keep,
                   "long documents at the beginning of prompts that are kept as contexts; the one "
                   "used longest ago goes; 0: none")
-      ->check(CLI::Range(int64_t{0}, int64_t{10000}))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{0}, int64_t{10000}));
   command
       .add_option("--keep-tokens", flags->config.engine.documents->keep_tokens,
                   "--keep-documents: of how many tokens at least")
-      ->check(CLI::Range(int64_t{272}, int64_t{1} << 30))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{272}, int64_t{1} << 30));
   command.add_flag("--insecure", flags->config.insecure,
                    "listen where others can reach it, without TLS");
   command
       .add_option("--max-waiting", flags->config.engine.scheduler.max_waiting,
                   "requests that may wait, with --keys half as many of one; one more is refused")
-      ->check(CLI::Range(int64_t{1}, int64_t{1000000}))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{1}, int64_t{1000000}));
   command
       .add_option("--max-answers", flags->config.engine.scheduler.max_answers,
                   "answers on their way at a time, token by token together")
-      ->check(CLI::Range(int64_t{1}, int64_t{1024}))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{1}, int64_t{1024}));
   command
       .add_option("--max-open-contexts", flags->config.engine.scheduler.max_open_contexts,
                   "contexts whose decoders stay open while nobody asks")
-      ->check(CLI::Range(int64_t{1}, int64_t{1024}))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{1}, int64_t{1024}));
   DeclareSequences(command, *flags);
   flags->retrieval.DeclareRetrieval(command);
   command.get_option("--model")->required(false);  // it may come from a file

@@ -7,12 +7,13 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_format.h"
-#include "common/json.h"
 #include "common/status.h"
+#include "http_api/completion.h"
 #include "model/safetensors.h"
 #include "tools/carrel/chat_partner.h"
 #include "tools/carrel/chat_text.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/json_report.h"
 #include "tools/carrel/known_names.h"
 #include "tools/carrel/lab.h"
 #include "tools/carrel/report.h"
@@ -70,9 +71,9 @@ nlohmann::json DerivedJson(const library::DerivedWeights& derived) {
           {"spread", seen.spread}};
 }
 
-void PrintJson(const AskFlags& flags, int64_t prompt_tokens, const serving::AnswerJob::Done& answer,
-               const serving::OpenedContext& context, double open_seconds,
-               const serving::Engine& engine) {
+void PrintAnswer(const AskFlags& flags, int64_t prompt_tokens,
+                 const serving::AnswerJob::Done& answer, const serving::OpenedContext& context,
+                 double open_seconds, const serving::Engine& engine) {
   const decoder::GenerateResult& result = answer.result;
   nlohmann::json json = {
       {"text",
@@ -90,12 +91,12 @@ void PrintJson(const AskFlags& flags, int64_t prompt_tokens, const serving::Answ
            : nlohmann::json(static_cast<double>(result.steps) / result.generate_seconds)}};
   if (!context.method.empty()) json["method"] = context.method;
   if (context.derived.has_value()) json["weights_derived"] = DerivedJson(*context.derived);
-  if (flags.sources > 0) json["sources"] = SourcesJson(answer.sources);
+  if (flags.sources > 0) json["sources"] = http_api::SourcesJson(answer.sources);
   json["stats"] = StatisticsJson(engine.statistics(), flags.stats);
   if (context.plan.has_value()) json["plan"] = PlanJson(*context.plan);
   // Text that is not UTF-8 (a model may stop inside a character) is shown with replacement
   // characters; the ids are exact.
-  std::printf("%s\n", DumpJson(json).c_str());
+  PrintJson(json);
 }
 
 // Empty, unless the answer has no text: then why it ended.
@@ -120,7 +121,7 @@ std::string WhyEmpty(const std::string& text, const decoder::GenerateResult& res
 }
 
 void Tell(const std::string& what) {
-  if (!what.empty()) std::fprintf(stderr, "carrel: %s\n", what.c_str());
+  if (!what.empty()) absl::FPrintF(stderr, "carrel: %s\n", what);
 }
 
 // Of a running carrel api, which has model and store.
@@ -135,20 +136,18 @@ absl::Status AskApi(const AskFlags& flags) {
                                  .max_tokens = retrieval.max_tokens,
                                  .sampling = retrieval.sampling,
                                  .sources = flags.sources};
-  const auto show = [&](const std::string& piece) {
-    if (!flags.json) PrintStreamed(piece);
-  };
-  const auto wanted = [] { return true; };
-  const std::vector<serving::Message> question = {{"user", flags.prompt}};
-  absl::StatusOr<ChatAnswer> answered = absl::UnknownError("");
-  if (partner->knows_chats() && !flags.raw) {
-    answered = partner->Answer(question, settings, show, wanted);
-  } else {
-    answered = partner->Complete(flags.prompt, settings, show, wanted);
-  }
+  const ChatListener listener = {.on_text =
+                                     [&](const std::string& piece) {
+                                       if (!flags.json) PrintStreamed(piece);
+                                     },
+                                 .wanted = [] { return true; }};
+  const absl::StatusOr<ChatAnswer> answered =
+      partner->knows_chats() && !flags.raw
+          ? partner->Answer({{"user", flags.prompt}}, settings, listener)
+          : partner->Complete(flags.prompt, settings, listener);
   RETURN_IF_ERROR(answered.status());
   const ChatAnswer& answer = *answered;
-  if (!flags.json) std::printf("\n");
+  if (!flags.json) absl::PrintF("\n");
   std::fflush(stdout);
   Tell(answer.sampling);
   if (absl::StripAsciiWhitespace(answer.text).empty()) {
@@ -166,8 +165,8 @@ absl::Status AskApi(const AskFlags& flags) {
                          {"cached_tokens", answer.cached_tokens},
                          {"prompt_seconds", answer.prompt_ms / 1e3},
                          {"ms_per_token", answer.ms_per_token}};
-  if (flags.sources > 0) json["sources"] = SourcesJson(answer.sources);
-  std::printf("%s\n", DumpJson(json).c_str());
+  if (flags.sources > 0) json["sources"] = http_api::SourcesJson(answer.sources);
+  PrintJson(json);
   return absl::OkStatus();
 }
 
@@ -259,12 +258,11 @@ void PrintStats(const decoder::GenerateResult& result, const model::Seam& prompt
                 int64_t prompt_tokens, const serving::Sampling& sampling,
                 const serving::OpenedContext& context, const serving::Engine& engine) {
   if (context.plan.has_value()) std::fputs(decoder::PlanTable(*context.plan).c_str(), stderr);
-  if (!context.method.empty()) std::fprintf(stderr, "rows: %s\n", context.method.c_str());
-  std::fprintf(stderr, "%s%s%d prompt tokens in %.3f s, %d tokens in %.3f s, %s\n",
-               StatisticsTable(engine.statistics(), true).c_str(), SeamText(prompt).c_str(),
-               static_cast<int>(prompt_tokens), result.prompt_seconds,
-               static_cast<int>(result.ids.size()), result.generate_seconds,
-               DescribeSampling(sampling).c_str());
+  if (!context.method.empty()) absl::FPrintF(stderr, "rows: %s\n", context.method);
+  absl::FPrintF(stderr, "%s%s%d prompt tokens in %.3f s, %d tokens in %.3f s, %s\n",
+                StatisticsTable(engine.statistics(), true), SeamText(prompt), prompt_tokens,
+                result.prompt_seconds, result.ids.size(), result.generate_seconds,
+                DescribeSampling(sampling));
 }
 
 absl::Status RunAsk(AskFlags& flags) {
@@ -293,11 +291,11 @@ absl::Status RunAsk(AskFlags& flags) {
   const auto prompt_tokens = static_cast<int64_t>(prompt.tokens.size());
   if (!flags.logits.empty())
     RETURN_IF_ERROR(WriteLogits(flags.logits, answer.result.logits, checkpoint.config.vocab_size));
-  if (!flags.json) std::printf("\n");
+  if (!flags.json) absl::PrintF("\n");
   std::fflush(stdout);
   Tell(WhyEmpty(answer.text, answer.result, checkpoint.tokenizer.get(), retrieval.max_tokens));
   if (flags.json) {
-    PrintJson(flags, prompt_tokens, answer, context, absl::ToDoubleSeconds(open_time), *engine);
+    PrintAnswer(flags, prompt_tokens, answer, context, absl::ToDoubleSeconds(open_time), *engine);
     return absl::OkStatus();
   }
   if (flags.sources > 0) std::fputs(SourcesTable(answer.sources, kColumns).c_str(), stderr);
@@ -335,8 +333,7 @@ void AddAsk(CLI::App& app, Run& chosen) {
   command
       .add_option("--sources", flags->sources,
                   "also find so many passages of the document that the answer rests on")
-      ->check(CLI::Range(int64_t{0}, int64_t{100}))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{0}, int64_t{100}));
   command.add_option("--api", flags->api,
                      "http://HOST:PORT of a carrel api, instead of --model and --store");
   command.get_option("--model")->required(false);

@@ -11,14 +11,14 @@
 #include "audit/html_report.h"
 #include "audit/summary.h"
 #include "common/file.h"
-#include "common/json.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "common/thread_pool.h"
 #include "kvstore/storage/store.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/given_files.h"
+#include "tools/carrel/json_report.h"
 #include "tools/carrel/known_names.h"
-#include "tools/carrel/page_file.h"
 #include "tools/carrel/retrieval_flags.h"
 
 namespace carrel::tools {
@@ -66,7 +66,7 @@ absl::Status RunAuditCommand(const AuditFlags& flags) {
     RETURN_IF_ERROR(WriteFileAtomically(*flags.html, audit::HtmlReport(*report)));
   }
   if (flags.json) {
-    std::printf("%s\n", DumpJson(audit::AuditJson(*report)).c_str());
+    PrintJson(audit::AuditJson(*report));
   } else {
     std::fputs(audit::AuditTables(*report).c_str(), stdout);
   }
@@ -89,16 +89,13 @@ void AddAudit(CLI::App& app, Run& chosen) {
   command.add_option("--want-recall", config.want_recall,
                      "fail if a head's mean recall is below, and seek each head's least effort "
                      "for it; in (0, 1]");
-  command.add_option("--top-k", config.top_k, "rows wanted per search")->capture_default_str();
+  command.add_option("--top-k", config.top_k, "rows wanted per search");
   command.add_option("--effort", config.efforts,
                      "efforts to measure (beam width, lists probed or rows scored exactly), the "
                      "first is judged; default: each head's own, among powers of two around it");
-  command.add_option("--sink", config.sink, "first rows of the context, not searched")
-      ->capture_default_str();
-  command.add_option("--local", config.local, "last rows of the context, not searched")
-      ->capture_default_str();
-  command.add_option("--threads", flags->threads, "heads measured at a time; 0: one per core")
-      ->capture_default_str();
+  command.add_option("--sink", config.sink, "first rows of the context, not searched");
+  command.add_option("--local", config.local, "last rows of the context, not searched");
+  command.add_option("--threads", flags->threads, "heads measured at a time; 0: one per core");
   command.add_flag("--json", flags->json, "one JSON object instead of tables");
   command.add_option("--html", flags->html, "also write a page with maps and curves to this file");
   command.callback([flags, &chosen] {

@@ -8,13 +8,13 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "decoder/statistics.h"
-#include "eval/needle_map.h"
 #include "eval/questions.h"
 #include "tools/carrel/evaluation.h"
 #include "tools/carrel/retrieval_flags.h"
@@ -29,8 +29,7 @@ struct Configuration {
 
 struct ComparedRun {
   Configuration configuration;
-  int64_t exact = 0, right = 0, agreeing = 0, with_dense = 0;
-  int64_t generated_tokens = 0;
+  Tally tally;
   double prompt_ms_per_token = 0;  // of prompt tokens
   double ms_per_token = 0;         // of generated tokens
   double rows_attended = 0;        // of the zone, per token, over layers and KV heads
@@ -40,10 +39,7 @@ struct ComparedRun {
   // Of the questions that were measured, per layer; empty if none was.
   std::vector<double> output_error, attended_mass;
   double mean_output_error = 0, mean_attended_mass = 0;
-  eval::NeedleMap needles;  // of questions that tell where their fact stands
-  double score = 0, promised_error = 0;
-  std::vector<double> scores;          // of each question
-  std::vector<Tally::Answer> answers;  // where they are kept
+  double promised_error = 0;
 };
 
 struct Comparison {
@@ -64,5 +60,14 @@ absl::StatusOr<std::vector<Configuration>> ReadConfigurations(const std::string&
 absl::StatusOr<Comparison> Compare(absl::Span<const Configuration> configurations,
                                    absl::Span<const eval::Question> questions, int64_t measured,
                                    Match match, int64_t together, bool keep_answers);
+
+// As JSON, as a Markdown table, and as one self-contained page with curves. Without dense answers in the questions,
+// agreement shows as "-" (null in JSON).
+nlohmann::json AnswersJson(const std::vector<Tally::Answer>& answers);
+// Of so many questions: what is right, and how much.
+nlohmann::json TallyJson(const Tally& tally, int64_t asked);
+nlohmann::json ComparisonJson(const Comparison& comparison);
+std::string ComparisonMarkdown(const Comparison& comparison);
+std::string ComparisonPage(const Comparison& comparison);
 
 }  // namespace carrel::tools

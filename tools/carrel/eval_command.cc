@@ -10,17 +10,16 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "common/file.h"
-#include "common/json.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "eval/questions.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/comparison.h"
-#include "tools/carrel/comparison_report.h"
 #include "tools/carrel/evaluation.h"
+#include "tools/carrel/given_files.h"
+#include "tools/carrel/json_report.h"
 #include "tools/carrel/known_names.h"
 #include "tools/carrel/lab.h"
-#include "tools/carrel/page_file.h"
 #include "tools/carrel/report.h"
 #include "tools/carrel/retrieval_flags.h"
 
@@ -64,10 +63,7 @@ absl::Status RunComparison(const EvalFlags& flags) {
                            flags.answers == "all"));
   if (flags.html.has_value())
     RETURN_IF_ERROR(WriteFileAtomically(*flags.html, ComparisonPage(comparison)));
-  std::fputs(flags.json ? (DumpJson(ComparisonJson(comparison)) + "\n").c_str()
-                        : ComparisonMarkdown(comparison).c_str(),
-             stdout);
-  return absl::OkStatus();
+  return Report(flags.json, ComparisonJson(comparison), ComparisonMarkdown(comparison));
 }
 
 struct Document {
@@ -107,45 +103,30 @@ double Rate(const Tally& tally) {
 }
 
 // Of `asked` questions.
-nlohmann::json TallyJson(const EvalFlags& flags, const Tally& tally, size_t asked) {
-  const auto total = static_cast<double>(asked);
-  nlohmann::json json = {
-      {"questions", asked},
-      {"exact_match", static_cast<double>(tally.exact) / total},
-      {"exact_matches", tally.exact},
-      {"match", MatchName(flags.match)},
-      {"right", tally.right},
-      {"score", tally.score / total},
-      {"scores", tally.scores},
-      {"agreement", tally.with_dense == 0 ? nlohmann::json()
-                                          : nlohmann::json(static_cast<double>(tally.agreeing) /
-                                                           static_cast<double>(tally.with_dense))},
-      {"agreements", tally.agreeing},
-      {"with_dense_ids", tally.with_dense},
-      {"tokens_per_s", Rate(tally)},
-      {"generated_tokens", tally.tokens},
-      {"prompt_tokens", tally.prompt_tokens},
-      {"prompt_seconds", tally.prompt_seconds},
-      {"generate_seconds", tally.generate_seconds},
-      {"differing", AnswersJson(tally.differing)}};
-  if (tally.keep) json["answers"] = AnswersJson(tally.answers);
+nlohmann::json ResultJson(const EvalFlags& flags, const Tally& tally, size_t asked) {
+  nlohmann::json json = TallyJson(tally, static_cast<int64_t>(asked));
+  json.update({{"questions", asked},
+               {"match", MatchName(flags.match)},
+               {"with_dense_ids", tally.with_dense},
+               {"tokens_per_s", Rate(tally)},
+               {"prompt_tokens", tally.prompt_tokens},
+               {"prompt_seconds", tally.prompt_seconds},
+               {"generate_seconds", tally.generate_seconds},
+               {"differing", AnswersJson(tally.differing)}});
   if (flags.sources > 0) json["sources"] = SourcesJson(flags.sources, tally.sources);
-  if (!tally.needles.empty()) json["needles"] = tally.needles.Json();
   return json;
 }
 
 void PrintTally(const EvalFlags& flags, const Tally& tally, size_t asked, bool of_parts) {
   const std::string score =
       of_parts ? absl::StrFormat(", score %.3f", tally.score / static_cast<double>(asked)) : "";
-  std::fprintf(stderr, "%d questions: %d right (%s)%s, %d of %d equal to dense, %.1f tokens/s\n",
-               static_cast<int>(asked), static_cast<int>(tally.right), flags.match_name.c_str(),
-               score.c_str(), static_cast<int>(tally.agreeing), static_cast<int>(tally.with_dense),
-               Rate(tally));
+  absl::FPrintF(stderr, "%d questions: %d right (%s)%s, %d of %d equal to dense, %.1f tokens/s\n",
+                asked, tally.right, flags.match_name, score, tally.agreeing, tally.with_dense,
+                Rate(tally));
   if (flags.sources > 0) {
-    std::fprintf(stderr,
-                 "sources: of %d right answers %d have the passage with the fact in the first %d\n",
-                 static_cast<int>(tally.sources.asked), static_cast<int>(tally.sources.with_fact),
-                 static_cast<int>(flags.sources));
+    absl::FPrintF(
+        stderr, "sources: of %d right answers %d have the passage with the fact in the first %d\n",
+        tally.sources.asked, tally.sources.with_fact, flags.sources);
   }
   std::fputs(tally.needles.Table().c_str(), stderr);
 }
@@ -211,7 +192,7 @@ absl::Status RunEval(EvalFlags& flags) {
     if (!context.method.empty()) contexts.back()["method"] = context.method;
   }
   progress.Clear();
-  nlohmann::json json = TallyJson(flags, tally, asked);
+  nlohmann::json json = ResultJson(flags, tally, asked);
   if (documents.size() == 1) {
     json["context"] = contexts[0]["context"];
     json["context_tokens"] = contexts[0]["context_tokens"];
@@ -223,7 +204,7 @@ absl::Status RunEval(EvalFlags& flags) {
     PrintTally(flags, tally, asked, of_parts);
     if (flags.stats) std::fputs(StatisticsTable(engine->statistics(), true).c_str(), stderr);
   }
-  std::printf("%s\n", DumpJson(json).c_str());
+  PrintJson(json);
   return absl::OkStatus();
 }
 
@@ -251,34 +232,27 @@ void AddEval(CLI::App& app, Run& chosen) {
       .add_option("--sources", flags->sources,
                   "count right answers whose passage with the fact is among so many sources; 0: do "
                   "not look for them")
-      ->check(CLI::Range(int64_t{0}, int64_t{100}))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{0}, int64_t{100}));
   command
       .add_option(
           "--together", flags->together,
           "so many questions at a time: each is answered as it is alone, all are sooner done")
-      ->check(CLI::Range(int64_t{1}, int64_t{64}))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{1}, int64_t{64}));
   command.add_option("--compare", flags->compare,
                      "a JSON list of configurations, objects of flag names and values: ask the "
                      "questions under each and print one table");
   command.add_option("--html", flags->html,
                      "compare: also write a page with curves of quality against cost");
-  command
-      .add_option("--measure", flags->measure,
-                  "compare: so many questions are asked again to measure mass and output error per "
-                  "layer, apart from what is timed")
-      ->capture_default_str();
-  command
-      .add_option("--match", flags->match_name,
-                  "when an answer is right: exact (it is the expected text) | contains (the "
-                  "expected text is in it)")
-      ->capture_default_str();
-  command
-      .add_option("--answers", flags->answers,
-                  "which are listed: differing (from dense_ids where these are given, else not "
-                  "right) | all")
-      ->capture_default_str();
+  command.add_option(
+      "--measure", flags->measure,
+      "compare: so many questions are asked again to measure mass and output error per "
+      "layer, apart from what is timed");
+  command.add_option("--match", flags->match_name,
+                     "when an answer is right: exact (it is the expected text) | contains (the "
+                     "expected text is in it)");
+  command.add_option("--answers", flags->answers,
+                     "which are listed: differing (from dense_ids where these are given, else not "
+                     "right) | all");
   command.add_flag("--logits-digest", flags->logits_digest,
                    "the SHA-256 of each answer's logits, of every prompt and generated position");
   MoveToLab(command, {"logits-digest"});

@@ -9,8 +9,8 @@
 #include "common/test_util.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/config_file.h"
-#include "tools/carrel/sampling_flags.h"
-#include "tools/carrel/suggest.h"
+#include "tools/carrel/known_names.h"
+#include "tools/carrel/retrieval_flags.h"
 
 namespace carrel::tools {
 namespace {
@@ -19,6 +19,7 @@ struct Program {
   CLI::App app;
   Run chosen;
   Program() {
+    app.option_defaults()->always_capture_default();
     AddConfigFile(app);
     for (const auto& add :
          {AddPrefill, AddReindex, AddSynth, AddServe, AddStats, AddAsk, AddChat, AddApi, AddEval,

@@ -1,10 +1,10 @@
 #include <CLI/CLI.hpp>
-#include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/file.h"
 #include "common/json.h"
 #include "common/status.h"
@@ -12,6 +12,7 @@
 #include "model/tokenizer/tokenizer.h"
 #include "synth/random.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/json_report.h"
 
 namespace carrel::tools {
 namespace {
@@ -70,11 +71,10 @@ absl::Status RunNeedle(NeedleFlags& flags) {
                       {"tokens", document->tokens},
                       {"questions", document->questions.size()}});
     if (flags.json) continue;
-    std::printf("%s.txt: %lld tokens, %d questions\n", base.c_str(),
-                static_cast<long long>(document->tokens),
-                static_cast<int>(document->questions.size()));
+    absl::PrintF("%s.txt: %d tokens, %d questions\n", base, document->tokens,
+                 document->questions.size());
   }
-  if (flags.json) std::printf("%s\n", DumpJson(report).c_str());
+  if (flags.json) PrintJson(report);
   return absl::OkStatus();
 }
 
@@ -96,21 +96,16 @@ void AddNeedle(CLI::App& app, Run& chosen) {
       ->delimiter(',');
   command
       .add_option("--depths", flags->config.depths, "where facts stand: 0 the beginning, 1 the end")
-      ->delimiter(',')
-      ->capture_default_str();
+      ->delimiter(',');
   command
       .add_option("--kinds", flags->kinds,
                   "single (one fact) | multi-value (several values of a key, the others elsewhere) "
                   "| two-hop (a keeper, whose city stands elsewhere)")
-      ->delimiter(',')
-      ->capture_default_str();
-  command.add_option("--per-depth", flags->config.per_depth, "needles of each kind at each depth")
-      ->capture_default_str();
-  command
-      .add_option("--others", flags->config.others,
-                  "facts that nobody asks for, spread over the document; 0: needles alone")
-      ->capture_default_str();
-  command.add_option("--seed", flags->config.seed, "of everything drawn")->capture_default_str();
+      ->delimiter(',');
+  command.add_option("--per-depth", flags->config.per_depth, "needles of each kind at each depth");
+  command.add_option("--others", flags->config.others,
+                     "facts that nobody asks for, spread over the document; 0: needles alone");
+  command.add_option("--seed", flags->config.seed, "of everything drawn");
   command.add_flag("--json", flags->json, "report as one JSON array");
   command.callback([flags, &chosen] { chosen = [flags] { return RunNeedle(*flags); }; });
 }

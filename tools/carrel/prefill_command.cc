@@ -2,7 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <map>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -10,21 +10,24 @@
 #include "carrel/v1/context.pb.h"
 #include "common/checksum.h"
 #include "common/freed_memory.h"
-#include "common/json.h"
+#include "common/mapped_file.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "kvstore/remote/push_ahead.h"
 #include "kvstore/service/context_client.h"
+#include "kvstore/storage/files_ahead.h"
 #include "kvstore/storage/store.h"
 #include "library/document_text.h"
 #include "library/move_context.h"
 #include "prefill/prefill.h"
 #include "serving/chat_probe.h"
+#include "serving/jobs/job_board.h"
 #include "tools/carrel/bucket_flags.h"
 #include "tools/carrel/chat_text.h"
 #include "tools/carrel/commands.h"
-#include "tools/carrel/document_file.h"
+#include "tools/carrel/given_files.h"
 #include "tools/carrel/index_flags.h"
+#include "tools/carrel/json_report.h"
 #include "tools/carrel/lab.h"
 #include "tools/carrel/retrieval_flags.h"
 #include "tools/carrel/store_flags.h"
@@ -125,50 +128,44 @@ void Print(const PrefillFlags& flags, const prefill::PrefillReport& report) {
                                  {"recheck_worst", report.recheck_worst},
                                  {"publish_seconds", report.publish_seconds},
                                  {"shares", Shares(report)}};
-    std::printf("%s\n", DumpJson(json).c_str());
+    PrintJson(json);
     return;
   }
-  std::printf(
+  absl::PrintF(
       "%s: %d tokens in %.1f s (%.0f tokens/s), %s stored of which %s index, peak memory %s\n",
-      flags.config.name.c_str(), static_cast<int>(report.tokens), report.seconds,
-      report.tokens_per_s, FormatBytes(report.stored_bytes).c_str(),
-      FormatBytes(report.index_bytes).c_str(), FormatBytes(report.peak_memory_bytes).c_str());
+      flags.config.name, report.tokens, report.seconds, report.tokens_per_s,
+      FormatBytes(report.stored_bytes), FormatBytes(report.index_bytes),
+      FormatBytes(report.peak_memory_bytes));
   if (flags.config.device == model::Device::kCuda) {
-    std::printf(
+    absl::PrintF(
         "on the GPU: %.2f s of attention, %.2f s of everything else; waited %.2f s for copies, "
         "%.2f s for indexes and files, %.2f s for publication; %s of its memory\n",
         report.times.attention, report.times.projections, report.times.copy_out_wait,
-        report.index_wait_seconds, report.publish_seconds,
-        FormatBytes(report.device_bytes).c_str());
+        report.index_wait_seconds, report.publish_seconds, FormatBytes(report.device_bytes));
   }
   if (report.recheck_tokens > 0) {
-    std::printf("checked: %d of its tokens, computed again, are right (%.2f s)\n",
-                static_cast<int>(report.recheck_tokens), report.recheck_seconds);
+    absl::PrintF("checked: %d of its tokens, computed again, are right (%.2f s)\n",
+                 report.recheck_tokens, report.recheck_seconds);
   } else {
-    std::printf("not checked: no token was computed again (--lab recheck=%d, attention=%s)\n",
-                static_cast<int>(flags.config.recheck_tokens),
-                prefill::AttentionText(flags.config.attention).c_str());
+    absl::PrintF("not checked: no token was computed again (--lab recheck=%d, attention=%s)\n",
+                 flags.config.recheck_tokens, prefill::AttentionText(flags.config.attention));
   }
   if (report.resumed_layers > 0)
-    std::printf("went on after %d finished layers of an interrupted job\n", report.resumed_layers);
+    absl::PrintF("went on after %d finished layers of an interrupted job\n", report.resumed_layers);
 }
 
 // Whether an earlier run of the command computed the context already, and was interrupted while it
 // was being sent.
 bool IsComputed(const absl::StatusOr<v1::Manifest>& found, const model::Checkpoint& checkpoint,
                 const std::vector<TokenId>& tokens) {
-  if (!found.ok()) return false;
-  std::map<std::string, std::string> fields;
-  for (const auto& field : found->fingerprint().fields()) fields[field.name()] = field.value();
-  for (const auto& [name, value] : checkpoint.fingerprint) {
-    if (name != "key_position" && fields[name] != value) return false;
-  }
+  auto fingerprint = checkpoint.fingerprint;
+  std::erase_if(fingerprint, [](const auto& field) { return field.first == "key_position"; });
   const absl::string_view bytes(reinterpret_cast<const char*>(tokens.data()),
                                 tokens.size() * sizeof(TokenId));
-  return found->token_ids_sha256() == Sha256Hex(bytes);
+  return found.ok() && serving::IsOf(*found, Sha256Hex(bytes), fingerprint);
 }
 
-// Says how it went, unless a report as JSON comes at the end.
+// Says how it went, unless a report as JSON comes at the end: of a context that stays here it is this one.
 absl::Status PrefillHere(const PrefillFlags& flags, const model::Checkpoint& checkpoint,
                          const std::vector<TokenId>& tokens, kvstore::Store& store,
                          ThreadPool* pool, Progress& progress) {
@@ -177,60 +174,69 @@ absl::Status PrefillHere(const PrefillFlags& flags, const model::Checkpoint& che
   progress.Clear();
   if (!report.ok())
     return Annotate(report.status(), absl::StrCat("prefill of \"", flags.config.name, "\""));
-  if (!flags.json) Print(flags, *report);
+  if (!flags.json || flags.config.sealed == nullptr) Print(flags, *report);
   return absl::OkStatus();
+}
+
+// What gives the files of layers to who sends them ahead.
+template <typename Ahead>
+std::function<void(const prefill::SealedLayer&)> AddingTo(Ahead& ahead) {
+  return [&ahead](const prefill::SealedLayer& layer) {
+    const auto id = kvstore::ContextId::FromBytes(layer.context_id);
+    for (size_t i = 0; id.has_value() && i < layer.paths.size(); ++i) {
+      ahead.Add(*id, layer.first_file + static_cast<int64_t>(i), layer.paths[i]);
+    }
+  };
 }
 
 // Prefills in the folder, unless that is done, and moves the context from there to the server.
 absl::Status PrefillIntoServer(PrefillFlags& flags, const model::Checkpoint& checkpoint,
                                const std::vector<TokenId>& tokens, kvstore::Store& store,
                                ThreadPool* pool) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<library::StoreAccess> served,
-                   library::StoreAccess::Open(flags.served, kvstore::StoreMode::kReadOnly));
-  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client,
-                   served->NewContextClient());
+  ASSIGN_OR_RETURN(const ConnectedStore served,
+                   flags.served.Connect(kvstore::StoreMode::kReadOnly));
   const absl::StatusOr<v1::Manifest> found = store.GetManifest(flags.config.name);
   const bool computed = IsComputed(found, checkpoint, tokens);
-  RETURN_IF_ERROR(
-      library::CheckNameIsFreeAt(*client, flags.config.name, computed ? found->content_id() : ""));
+  RETURN_IF_ERROR(library::CheckNameIsFreeAt(*served.client, flags.config.name,
+                                             computed ? found->content_id() : ""));
   Progress progress(flags.quiet ? Progress::Mode::kQuiet : Progress::ModeFor(stderr));
   int64_t bytes_ahead = 0;
   if (!computed) {
-    library::AheadSender ahead(client.get(), flags.config.name);
-    flags.config.sealed = [&ahead](const prefill::SealedLayer& layer) {
-      const auto id = kvstore::ContextId::FromBytes(layer.context_id);
-      for (size_t i = 0; id.has_value() && i < layer.paths.size(); ++i) {
-        ahead.Send(*id, layer.first_file + static_cast<int64_t>(i), layer.paths[i]);
-      }
-    };
+    kvstore::FilesAhead ahead([&](const kvstore::FilesAhead::File& file,
+                                  const std::function<bool()>& wanted) -> absl::Status {
+      ASSIGN_OR_RETURN(const int64_t sent,
+                       served.client->SendAhead(flags.config.name, file.id, file.file,
+                                                file.bytes->bytes(), wanted));
+      bytes_ahead += sent;
+      return absl::OkStatus();
+    });
+    flags.config.sealed = AddingTo(ahead);
     RETURN_IF_ERROR(PrefillHere(flags, checkpoint, tokens, store, pool, progress));
     progress.Update(1, "sending layers");
     if (const absl::Status sent = ahead.Finish(); !sent.ok()) {
       spdlog::warn("layers were not sent ahead: {}", sent.ToString());
     }
-    bytes_ahead = ahead.bytes();
     flags.config.sealed = nullptr;
   }
   const absl::StatusOr<v1::ImportReply> moved =
-      library::MoveContext(store, flags.config.name, *client, progress);
+      library::MoveContext(store, flags.config.name, *served.client, progress);
   progress.Clear();
   if (!moved.ok()) {
     return Annotate(moved.status(),
                     absl::StrCat("sending \"", flags.config.name, "\" to ", flags.served.server,
                                  "; the same command goes on"));
   }
-  if (flags.json) {
-    const nlohmann::json json = {
-        {"name", moved->name()},         {"tokens", tokens.size()},
-        {"server", flags.served.server}, {"content_id", moved->content_id()},
-        {"bytes", moved->bytes()},       {"bytes_ahead", bytes_ahead}};
-    std::printf("%s\n", DumpJson(json).c_str());
-  } else {
-    std::printf("sent to %s: %s, of which %s while later layers were computed, content id %s\n",
-                flags.served.server.c_str(), FormatBytes(moved->bytes()).c_str(),
-                FormatBytes(bytes_ahead).c_str(), moved->content_id().c_str());
-  }
-  return absl::OkStatus();
+  return Report(flags.json,
+                {{"name", moved->name()},
+                 {"tokens", tokens.size()},
+                 {"server", flags.served.server},
+                 {"content_id", moved->content_id()},
+                 {"bytes", moved->bytes()},
+                 {"bytes_ahead", bytes_ahead}},
+                absl::StrFormat(
+                    "sent to %s: %s, of which %s while later layers were computed, content id %s\n",
+                    flags.served.server, FormatBytes(moved->bytes()), FormatBytes(bytes_ahead),
+                    moved->content_id()));
 }
 
 // Prefills in the staging folder, unless that is done, while finished layers go into the bucket; the context is
@@ -246,12 +252,7 @@ absl::Status PrefillIntoBucket(PrefillFlags& flags, const kvstore::Bucket& bucke
   Progress progress(flags.quiet ? Progress::Mode::kQuiet : Progress::ModeFor(stderr));
   kvstore::PushAhead ahead(bucket);
   if (!computed) {
-    flags.config.sealed = [&ahead](const prefill::SealedLayer& layer) {
-      const auto id = kvstore::ContextId::FromBytes(layer.context_id);
-      for (size_t i = 0; id.has_value() && i < layer.paths.size(); ++i) {
-        ahead.Add(*id, layer.first_file + static_cast<int64_t>(i), layer.paths[i]);
-      }
-    };
+    flags.config.sealed = AddingTo(ahead);
     const absl::Status done = PrefillHere(flags, checkpoint, tokens, store, pool, progress);
     flags.config.sealed = nullptr;
     RETURN_IF_ERROR(done);
@@ -273,21 +274,18 @@ absl::Status PrefillIntoBucket(PrefillFlags& flags, const kvstore::Bucket& bucke
                                                   "; the same command goes on"));
   }
   RETURN_IF_ERROR(store.Delete(name));
-  if (flags.json) {
-    std::printf("%s\n", DumpJson(nlohmann::json{{"name", name},
-                                                {"tokens", tokens.size()},
-                                                {"store", flags.bucket_uri},
-                                                {"content_id", pushed->content_id},
-                                                {"bytes", pushed->bytes},
-                                                {"sent_bytes", pushed->sent_bytes},
-                                                {"bytes_ahead", ahead.sent_ahead()}})
-                            .c_str());
-  } else {
-    std::printf("sent to %s: %s, of which %s while layers were computed, content id %s\n",
-                flags.bucket_uri.c_str(), FormatBytes(pushed->bytes).c_str(),
-                FormatBytes(ahead.sent_ahead()).c_str(), pushed->content_id.c_str());
-  }
-  return absl::OkStatus();
+  return Report(
+      flags.json,
+      {{"name", name},
+       {"tokens", tokens.size()},
+       {"store", flags.bucket_uri},
+       {"content_id", pushed->content_id},
+       {"bytes", pushed->bytes},
+       {"sent_bytes", pushed->sent_bytes},
+       {"bytes_ahead", ahead.sent_ahead()}},
+      absl::StrFormat("sent to %s: %s, of which %s while layers were computed, content id %s\n",
+                      flags.bucket_uri, FormatBytes(pushed->bytes), FormatBytes(ahead.sent_ahead()),
+                      pushed->content_id));
 }
 
 // Where the work is done, and where the context goes.
@@ -365,47 +363,33 @@ absl::Status RunPrefillCommand(PrefillFlags& flags) {
   if (!flags.served.server.empty())
     return PrefillIntoServer(flags, checkpoint, tokens, *store, &pool);
   Progress progress(flags.quiet ? Progress::Mode::kQuiet : Progress::ModeFor(stderr));
-  absl::StatusOr<prefill::PrefillReport> report =
-      prefill::RunPrefill(flags.config, checkpoint, tokens, *store, &pool, progress);
-  progress.Clear();
-  if (!report.ok())
-    return Annotate(report.status(), absl::StrCat("prefill of \"", flags.config.name, "\""));
-  Print(flags, *report);
-  return absl::OkStatus();
+  return PrefillHere(flags, checkpoint, tokens, *store, &pool, progress);
 }
 
 // What belongs to the lab, beside --summaries.
 void DeclareLab(CLI::App& command, PrefillFlags& flags) {
-  command
-      .add_option("--attention", flags.attention,
-                  "dense | hip | infinitehip: what a token attends to, with parameters as "
-                  "NAME:key=value,key=value (rows, sink, window, block_q, stride_q; hip: block_k)")
-      ->capture_default_str();
-  command
-      .add_option("--key-position", flags.key_position,
-                  "how keys are stored: rotated (after RoPE, at their position) | none (before "
-                  "RoPE, for --rope infinitehip)")
-      ->capture_default_str();
-  command
-      .add_option("--rope", flags.rope,
-                  "where keys stand in attention: trained (where the document has them) | "
-                  "infinitehip (within the trained length, for documents of any length)")
-      ->capture_default_str();
+  command.add_option(
+      "--attention", flags.attention,
+      "dense | hip | infinitehip: what a token attends to, with parameters as "
+      "NAME:key=value,key=value (rows, sink, window, block_q, stride_q; hip: block_k)");
+  command.add_option("--key-position", flags.key_position,
+                     "how keys are stored: rotated (after RoPE, at their position) | none (before "
+                     "RoPE, for --rope infinitehip)");
+  command.add_option("--rope", flags.rope,
+                     "where keys stand in attention: trained (where the document has them) | "
+                     "infinitehip (within the trained length, for documents of any length)");
   command.add_flag("--beyond-trained", flags.config.beyond_trained,
                    "rope=trained: take a document longer than the model was trained for");
-  command
-      .add_option("--segment-tokens", flags.config.segment_tokens,
-                  "rows per stored segment, a power of two")
-      ->capture_default_str();
+  command.add_option("--segment-tokens", flags.config.segment_tokens,
+                     "rows per stored segment, a power of two");
   command.add_option(
       "--sampled-queries", flags.config.sampled_queries,
       "queries per layer and head that teach indexes and are kept for audits; default: 256 "
       "teach, and one per 16 tokens is kept, 16 to 256");
-  command
-      .add_option("--recheck", flags.config.recheck_tokens,
-                  "tokens of the document that are computed again from the sealed rows before the "
-                  "context is published; 0: none")
-      ->capture_default_str();
+  command.add_option(
+      "--recheck", flags.config.recheck_tokens,
+      "tokens of the document that are computed again from the sealed rows before the "
+      "context is published; 0: none");
 }
 
 }  // namespace
@@ -447,14 +431,12 @@ void AddPrefill(CLI::App& app, Run& chosen) {
   command.add_option("--name", flags->config.name, "name of the new context")->required();
   flags->index.Declare(command);
   CLI::Option* const summaries =
-      command.add_option("--summaries", flags->config.summary_rows, kSummariesHelp)
-          ->capture_default_str();
+      command.add_option("--summaries", flags->config.summary_rows, kSummariesHelp);
   DeclareLab(command, *flags);
   DeclareDevice(command, flags->device, flags->config.gpu_memory);
-  command
-      .add_option("--threads", flags->threads,
-                  "0: one per core; with --device cuda five for four cores: some wait for the GPU")
-      ->capture_default_str();
+  command.add_option(
+      "--threads", flags->threads,
+      "0: one per core; with --device cuda five for four cores: some wait for the GPU");
   command.add_flag("--restart", flags->config.restart,
                    "discard an interrupted job of this name instead of going on with it");
   command.add_flag("--quiet", flags->quiet, "no progress");

@@ -10,15 +10,6 @@
 #include "kvstore/replica/cache_folder.h"
 
 namespace carrel::tools {
-namespace {
-
-// Who waits for a name is told within five seconds that the bucket does not answer.
-constexpr kvstore::RetryPolicy kSoon = {.attempts = 4,
-                                        .first = absl::Milliseconds(50),
-                                        .most = absl::Milliseconds(500),
-                                        .deadline = absl::Seconds(4)};
-
-}  // namespace
 
 void ReplicaFlags::Declare(CLI::App& command) {
   command.add_option(
@@ -30,10 +21,10 @@ void ReplicaFlags::Declare(CLI::App& command) {
       .add_option("--cache-bytes", cache_bytes,
                   "--remote: what they may take there, as bytes or 500GB; those that nobody opened "
                   "for longest go")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true));
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+      ->default_str("");
   command.add_option("--pulls", pulls, "--remote: contexts that come at a time")
-      ->check(CLI::Range(1, 64))
-      ->capture_default_str();
+      ->check(CLI::Range(1, 64));
   command
       .add_option(
           "--warm", warm,

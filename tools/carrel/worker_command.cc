@@ -18,6 +18,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "common/freed_memory.h"
+#include "common/metric_family.h"
 #include "common/shown.h"
 #include "common/status.h"
 #include "kvstore/service/metrics_listener.h"
@@ -27,7 +28,6 @@
 #include "serving/chat_probe.h"
 #include "serving/jobs/prefill_runner.h"
 #include "serving/jobs/worker.h"
-#include "serving/jobs/worker_metrics.h"
 #include "tools/carrel/chat_text.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/config_file.h"
@@ -111,13 +111,39 @@ serving::RunnableModel Runnable(const std::string& path, const Loaded& loaded) {
   return model;
 }
 
+// What a worker did, and what waits for it.
+std::vector<MetricFamily> WorkerMetrics(const serving::WorkerStatistics& s) {
+  return {
+      GaugeFamily("carrel_worker_queue", "Open jobs of the bucket, at the last look.", s.queue),
+      GaugeFamily("carrel_worker_queue_fitting", "Those of them that this worker's models can run.",
+                  s.fitting),
+      GaugeFamily("carrel_worker_running", "Jobs that run here.", s.running ? 1 : 0),
+      TotalFamily("carrel_worker_jobs_taken_total", "Jobs whose lease this worker took.", s.taken),
+      TotalFamily("carrel_worker_jobs_done_total", "Jobs that ended with a context.", s.done),
+      TotalFamily("carrel_worker_jobs_found_total",
+                  "Jobs that had ended, or whose context was there, when they were taken.",
+                  s.found),
+      TotalFamily("carrel_worker_tries_failed_total", "Tries that ended with an error.", s.failed),
+      TotalFamily("carrel_worker_jobs_dead_total", "Jobs that were given up.", s.dead),
+      TotalFamily("carrel_worker_jobs_cancelled_total",
+                  "Jobs that were cancelled while they ran here.", s.cancelled),
+      TotalFamily("carrel_worker_leases_lost_total",
+                  "Jobs that another took over while they ran here.", s.lost),
+      TotalFamily("carrel_worker_jobs_given_back_total",
+                  "Jobs that were given back as this worker stopped.", s.given_back),
+      TotalFamily("carrel_worker_objects_refused_total", "Objects in the queue that were no job.",
+                  s.refused),
+      TotalFamily("carrel_worker_job_seconds_total",
+                  "That jobs took here, whatever became of them.", s.seconds)};
+}
+
 absl::StatusOr<std::unique_ptr<kvstore::MetricsListener>> Listen(const std::string& address,
                                                                  const serving::Worker& worker) {
   if (address.empty()) return nullptr;
   return kvstore::MetricsListener::Start(address, [&worker] {
     std::vector<MetricFamily> families = SnapshotMetrics();
     for (std::vector<MetricFamily> more :
-         {serving::WorkerMetrics(worker.statistics()), kvstore::ProcessMetrics()}) {
+         {WorkerMetrics(worker.statistics()), kvstore::ProcessMetrics()}) {
       families.insert(families.end(), std::make_move_iterator(more.begin()),
                       std::make_move_iterator(more.end()));
     }
@@ -125,7 +151,7 @@ absl::StatusOr<std::unique_ptr<kvstore::MetricsListener>> Listen(const std::stri
   });
 }
 
-void SayLine(const std::string& line) { std::fprintf(stderr, "carrel worker: %s\n", line.c_str()); }
+void SayLine(const std::string& line) { absl::FPrintF(stderr, "carrel worker: %s\n", line); }
 
 // Until a signal comes; a second one ends the process at once, and the lease runs out.
 void RunUntilSignal(serving::Worker& worker, const SignalPipe& signals) {
@@ -232,28 +258,22 @@ void AddWorker(CLI::App& app, Run& chosen) {
                      "folder where contexts are made before they are sent; of this worker alone, "
                      "and the same at its next start");
   DeclareDevice(command, flags->device, flags->runner.gpu_memory);
-  command
-      .add_option("--threads", flags->threads,
-                  "0: one per core; with --device cuda five for four cores: some wait for the GPU")
-      ->capture_default_str();
+  command.add_option(
+      "--threads", flags->threads,
+      "0: one per core; with --device cuda five for four cores: some wait for the GPU");
   command.add_option("--name", flags->name,
                      "what jobs and logs call this worker, before its machine and number");
-  command
-      .add_option("--poll", flags->poll,
-                  "how often the bucket is looked at while there is no work; with --nats a tenth "
-                  "as often")
-      ->capture_default_str();
-  command
-      .add_option("--lease", flags->lease,
-                  "for how long a job stays with a worker that is not heard of: 5s to 1h")
-      ->capture_default_str();
+  command.add_option(
+      "--poll", flags->poll,
+      "how often the bucket is looked at while there is no work; with --nats a tenth "
+      "as often");
+  command.add_option("--lease", flags->lease,
+                     "for how long a job stays with a worker that is not heard of: 5s to 1h");
   command.add_option("--metrics", flags->metrics,
                      "HOST:PORT or PORT (on 127.0.0.1) where Prometheus finds /metrics; not given: "
                      "nowhere");
-  command.add_option("--log-format", flags->log.format, "text or json: one object a line")
-      ->capture_default_str();
-  command.add_option("--log-level", flags->log.level, "trace, debug, info, warning, error or off")
-      ->capture_default_str();
+  command.add_option("--log-format", flags->log.format, "text or json: one object a line");
+  command.add_option("--log-level", flags->log.level, "trace, debug, info, warning, error or off");
   UseConfigFile(command);
   command.callback([flags, &chosen] { chosen = [flags] { return RunWorker(*flags); }; });
 }

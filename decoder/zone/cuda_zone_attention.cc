@@ -1,6 +1,7 @@
+#include "decoder/zone/cuda_zone_attention.h"
+
 #include "common/cuda/status.h"
 #include "common/status.h"
-#include "decoder/zone/cuda_zone_attention.h"
 #include "decoder/zone/make_zone.h"
 #include "kernels/attention/prefill_attention/prefill_attention_cuda.h"
 #include "kernels/of_heads.h"

@@ -108,32 +108,40 @@ absl::Status ParseShape(const JsonFields& fields, const ArchitectureTraits& trai
   return absl::OkStatus();
 }
 
+// The layers that layer_types, which is there, calls sliding.
+absl::StatusOr<std::vector<int32_t>> SlidingLayers(const JsonFields& fields, int32_t layers) {
+  const json& types = *fields.Find("layer_types");
+  if (!types.is_array() || static_cast<int32_t>(types.size()) != layers) {
+    return fields.Invalid(
+        "layer_types", absl::StrCat("is not an array of num_hidden_layers=", layers, " entries"));
+  }
+  std::vector<int32_t> sliding;
+  for (int32_t i = 0; i < layers; ++i) {
+    const json& type = types[static_cast<size_t>(i)];
+    if (type == "sliding_attention") {
+      sliding.push_back(i);
+    } else if (type != "full_attention") {
+      return fields.Unsupported("layer_types",
+                                "holds something other than full_attention, sliding_attention");
+    }
+  }
+  return sliding;
+}
+
 // Whether some layer has the window: those that layer_types calls sliding, or without it all, and of
 // Qwen's the ones from max_window_layers on.
 absl::StatusOr<bool> SomeLayerSlides(const JsonFields& fields, const ArchitectureTraits& traits,
                                      const ModelConfig& config) {
-  const int32_t layers = config.shape.layers;
-  if (const json* types = fields.Find("layer_types")) {
-    if (!types->is_array()) return fields.Invalid("layer_types", "is not an array");
-    if (static_cast<int32_t>(types->size()) != layers) {
-      return fields.Invalid("layer_types",
-                            absl::StrCat("does not have num_hidden_layers=", layers, " entries"));
-    }
-    bool slides = false;
-    for (const json& type : *types) {
-      if (type != "full_attention" && type != "sliding_attention") {
-        return fields.Unsupported("layer_types",
-                                  "holds something other than full_attention, sliding_attention");
-      }
-      slides |= type == "sliding_attention";
-    }
+  if (fields.Has("layer_types")) {
+    ASSIGN_OR_RETURN(const std::vector<int32_t> sliding,
+                     SlidingLayers(fields, config.shape.layers));
     // Mistral's class does not read it.
-    if (traits.window_is_optional) return slides;
+    if (traits.window_is_optional) return !sliding.empty();
   }
   // Of a mixture of experts, each layer has it.
   if (!traits.window_is_optional || traits.architecture == Architecture::kQwen3Moe) return true;
   ASSIGN_OR_RETURN(const int64_t from, fields.IntOr("max_window_layers", 28, 0, INT64_MAX));
-  return from < layers;
+  return from < config.shape.layers;
 }
 
 // A window of a family whose layers are run with attention over all tokens: the same up to its length.
@@ -160,21 +168,12 @@ absl::Status ParseSliding(const JsonFields& fields, const ArchitectureTraits& tr
   constexpr int64_t kPattern = 6;
   ASSIGN_OR_RETURN(const int64_t pattern,
                    fields.IntOr("sliding_window_pattern", kPattern, 1, kMaxLayers));
-  const json* types = fields.Find("layer_types");
-  if (types != nullptr &&
-      (!types->is_array() || static_cast<int32_t>(types->size()) != config.shape.layers)) {
-    return fields.Invalid(
-        "layer_types",
-        absl::StrCat("is not an array of num_hidden_layers=", config.shape.layers, " entries"));
+  if (fields.Has("layer_types")) {
+    ASSIGN_OR_RETURN(sliding.layers, SlidingLayers(fields, config.shape.layers));
+    return absl::OkStatus();
   }
   for (int32_t i = 0; i < config.shape.layers; ++i) {
-    const bool slides = types == nullptr ? (i + 1) % pattern != 0
-                                         : (*types)[static_cast<size_t>(i)] == "sliding_attention";
-    if (types != nullptr && !slides && (*types)[static_cast<size_t>(i)] != "full_attention") {
-      return fields.Unsupported("layer_types",
-                                "holds something other than full_attention, sliding_attention");
-    }
-    if (slides) sliding.layers.push_back(i);
+    if ((i + 1) % pattern != 0) sliding.layers.push_back(i);
   }
   return absl::OkStatus();
 }

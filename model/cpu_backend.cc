@@ -1,6 +1,7 @@
 #include "model/cpu_backend.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <utility>
 
@@ -91,6 +92,11 @@ int64_t UnitRows(const LinearCall& call, int64_t n, int64_t together = 1) {
                                                           : kGemmUnitRows;
 }
 
+// In the order of Projection.
+std::array<const Matrix*, kProjections> ProjectionsOf(const LayerWeights& w) {
+  return {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down};
+}
+
 class CpuBackend final : public Backend {
  public:
   CpuBackend(const ModelConfig& config, std::shared_ptr<const Weights> weights, ThreadPool* pool,
@@ -145,13 +151,25 @@ class CpuBackend final : public Backend {
     for (Layer layer(0); adapter != nullptr && layer.value() < config.shape.layers;
          layer = layer.next()) {
       const LayerWeights& w = weights.layer(layer);
-      const WeightMatrix* const matrices[] = {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down};
       for (int p = 0; p < kProjections; ++p) {
         const LowRank* const one = adapter->Find(layer, static_cast<Projection>(p));
-        if (one != nullptr) added[matrices[p]] = one;
+        if (one != nullptr) added[ProjectionsOf(w)[p]] = one;
       }
     }
     return added;
+  }
+
+  static void ForMatrices(const ModelConfig& config, const Weights& weights,
+                          absl::FunctionRef<void(const Matrix&)> visit) {
+    visit(weights.head());
+    for (int32_t i = 0; i < config.shape.layers; ++i) {
+      const LayerWeights& w = weights.layer(Layer(i));
+      for (const Matrix* matrix : ProjectionsOf(w)) visit(*matrix);
+      if (!w.experts.empty()) visit(w.router);
+      for (const ExpertWeights& expert : w.experts) {
+        for (const Matrix* matrix : {&expert.gate, &expert.up, &expert.down}) visit(*matrix);
+      }
+    }
   }
 
   // Beyond, sums have another order. One token's experts are added up in the order of its choice,
@@ -159,15 +177,10 @@ class CpuBackend final : public Backend {
   static int64_t TokensAlike(const ModelConfig& config, const Weights& weights, bool adapted) {
     if (config.experts.count > 0) return 1;
     int64_t alike = adapted ? kAlikeWithAdapter : kernels::kAnyTokens;
-    const auto meet = [&](const Matrix& w) {
+    ForMatrices(config, weights, [&](const Matrix& w) {
       alike = std::min(alike,
                        w.blocks ? kernels::QuantizedTokensAlike(*w.blocks) : kLinearGemmTokens - 1);
-    };
-    meet(weights.head());
-    for (int32_t i = 0; i < config.shape.layers; ++i) {
-      const LayerWeights& w = weights.layer(Layer(i));
-      for (const Matrix* matrix : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) meet(*matrix);
-    }
+    });
     return alike;
   }
 
@@ -197,53 +210,28 @@ class CpuBackend final : public Backend {
     return floats;
   }
 
-  static int64_t ScratchFloats(const Matrix& w) {
-    return w.blocks ? kernels::QuantizedLinearScratchFloats(*w.blocks)
-                    : kernels::LinearScratchFloats(w);
-  }
-
   // For calls together, and the most tokens that are packed.
   static int64_t LargestPacked(const ModelConfig& config, const Weights& weights) {
-    const auto floats_of = [](const Matrix& w) {
-      if (!w.blocks) return int64_t{0};
+    int64_t floats = 0;
+    ForMatrices(config, weights, [&](const Matrix& w) {
+      if (!w.blocks) return;
       const int64_t most = std::min(kernels::QuantizedTokensAlike(*w.blocks), kBlockTokens);
-      return kernels::PackedTokensFloats(*w.blocks, most);
-    };
-    int64_t floats = floats_of(weights.head());
-    for (int32_t i = 0; i < config.shape.layers; ++i) {
-      const LayerWeights& w = weights.layer(Layer(i));
-      for (const Matrix* matrix : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) {
-        floats = std::max(floats, floats_of(*matrix));
-      }
-      floats = std::max(floats, floats_of(w.router));
-      for (const ExpertWeights& expert : w.experts) {
-        for (const Matrix* matrix : {&expert.gate, &expert.up, &expert.down}) {
-          floats = std::max(floats, floats_of(*matrix));
-        }
-      }
-    }
+      floats = std::max(floats, kernels::PackedTokensFloats(*w.blocks, most));
+    });
     return kCallsTogether * floats;
   }
 
   static int64_t LargestLinearScratch(const ModelConfig& config, const Weights& weights,
                                       const AddedByMatrix& added) {
-    int64_t floats = ScratchFloats(weights.head());
+    int64_t floats = 0;
     for (const auto& [matrix, one] : added) {
       floats = std::max(
           {floats, kernels::LinearScratchFloats(one->a), kernels::LinearScratchFloats(one->b)});
     }
-    for (int32_t i = 0; i < config.shape.layers; ++i) {
-      const LayerWeights& w = weights.layer(Layer(i));
-      floats = std::max(floats, ScratchFloats(w.router));
-      for (const Matrix* matrix : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) {
-        floats = std::max(floats, ScratchFloats(*matrix));
-      }
-      for (const ExpertWeights& expert : w.experts) {
-        for (const Matrix* matrix : {&expert.gate, &expert.up, &expert.down}) {
-          floats = std::max(floats, ScratchFloats(*matrix));
-        }
-      }
-    }
+    ForMatrices(config, weights, [&](const Matrix& w) {
+      floats = std::max(floats, w.blocks ? kernels::QuantizedLinearScratchFloats(*w.blocks)
+                                         : kernels::LinearScratchFloats(w));
+    });
     return floats;
   }
 

@@ -44,30 +44,34 @@ constexpr Undone kUndone[] = {
     {"typical_p", 1},
 };
 
-template <typename Read>
-absl::Status Take(bool has, const Read& read, std::optional<double>& value) {
-  if (!has) return absl::OkStatus();
-  ASSIGN_OR_RETURN(value, read());
+// What a folder and a GGUF file both say, under names of their own.
+template <typename Fields>
+absl::Status ReadNumbers(const Fields& fields, absl::string_view prefix,
+                         absl::string_view temperature, absl::string_view penalty,
+                         GenerationDefaults& advice) {
+  const auto number = [&](absl::string_view name, double min, double max,
+                          std::optional<double>& value) {
+    const std::string key = absl::StrCat(prefix, name);
+    if (!fields.Has(key)) return absl::OkStatus();
+    ASSIGN_OR_RETURN(value, fields.Number(key, min, max));
+    return absl::OkStatus();
+  };
+  RETURN_IF_ERROR(number(temperature, 0, kMaxTemperature, advice.temperature));
+  RETURN_IF_ERROR(number("top_p", kMinTopP, 1, advice.top_p));
+  RETURN_IF_ERROR(number("min_p", 0, 1, advice.min_p));
+  RETURN_IF_ERROR(number(penalty, kMinPenalty, kMaxPenalty, advice.repetition_penalty));
+  const std::string top_k = absl::StrCat(prefix, "top_k");
+  if (!fields.Has(top_k)) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const int64_t tokens, fields.Int(top_k, -1, INT32_MAX));
+  advice.top_k = std::max<int64_t>(tokens, 0);
   return absl::OkStatus();
 }
 
 absl::Status ReadFolder(const JsonFields& fields, GenerationDefaults& advice) {
-  const auto number = [&](const char* name, double min, double max, std::optional<double>& value) {
-    return Take(
-        fields.Has(name), [&] { return fields.Number(name, min, max); }, value);
-  };
   if (fields.Has("do_sample")) {
     ASSIGN_OR_RETURN(advice.do_sample, fields.BoolOr("do_sample", false));
   }
-  RETURN_IF_ERROR(number("temperature", 0, kMaxTemperature, advice.temperature));
-  RETURN_IF_ERROR(number("top_p", kMinTopP, 1, advice.top_p));
-  RETURN_IF_ERROR(number("min_p", 0, 1, advice.min_p));
-  RETURN_IF_ERROR(
-      number("repetition_penalty", kMinPenalty, kMaxPenalty, advice.repetition_penalty));
-  if (fields.Has("top_k")) {
-    ASSIGN_OR_RETURN(const int64_t top_k, fields.Int("top_k", -1, INT32_MAX));
-    advice.top_k = std::max<int64_t>(top_k, 0);
-  }
+  RETURN_IF_ERROR(ReadNumbers(fields, "", "temperature", "repetition_penalty", advice));
   for (const auto& [name, neutral] : kUndone) {
     const json* value = fields.Find(name);
     if (value == nullptr || (value->is_structured() && value->empty())) continue;
@@ -78,20 +82,7 @@ absl::Status ReadFolder(const JsonFields& fields, GenerationDefaults& advice) {
 
 absl::Status ReadGguf(const GgufMetadata& metadata, GenerationDefaults& advice) {
   constexpr absl::string_view kPrefix = "general.sampling.";
-  const auto number = [&](const char* name, double min, double max, std::optional<double>& value) {
-    const std::string key = absl::StrCat(kPrefix, name);
-    return Take(
-        metadata.Has(key), [&] { return metadata.Number(key, min, max); }, value);
-  };
-  RETURN_IF_ERROR(number("temp", 0, kMaxTemperature, advice.temperature));
-  RETURN_IF_ERROR(number("top_p", kMinTopP, 1, advice.top_p));
-  RETURN_IF_ERROR(number("min_p", 0, 1, advice.min_p));
-  RETURN_IF_ERROR(number("penalty_repeat", kMinPenalty, kMaxPenalty, advice.repetition_penalty));
-  const std::string top_k = absl::StrCat(kPrefix, "top_k");
-  if (metadata.Has(top_k)) {
-    ASSIGN_OR_RETURN(const int64_t tokens, metadata.Int(top_k, -1, INT32_MAX));
-    advice.top_k = std::max<int64_t>(tokens, 0);
-  }
+  RETURN_IF_ERROR(ReadNumbers(metadata, kPrefix, "temp", "penalty_repeat", advice));
   for (const auto& [key, value] : metadata.values()) {
     absl::string_view name = key;
     if (!absl::ConsumePrefix(&name, kPrefix)) continue;

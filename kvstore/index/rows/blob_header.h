@@ -1,4 +1,4 @@
-// What:   the header that a blob of code, int8 or ivf begins with.
+// What:   the header that a blob of code, int8, ivf or hnsw begins with.
 // Bytes:  Raw, 64 of them: a magic of 4, the version u16, what the kind says of itself, and last
 //         the CRC of the rest.
 // Errors: DataLoss: too short, another magic, a CRC that does not fit; FailedPrecondition: another

@@ -1,22 +1,31 @@
 #include "lab/kinds/links/hnsw_links.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/checksum.h"
 #include "common/status.h"
-#include "kvstore/format/little_endian.h"
+#include "kvstore/index/rows/blob_header.h"
 
 namespace carrel::kvstore {
 namespace {
 
 constexpr char kMagic[] = {'C', 'H', 'N', 'S'};
 constexpr uint16_t kVersion = 1;
-constexpr int64_t kHeaderBytes = 64;
-constexpr int64_t kHeaderCrcOffset = 60;
 constexpr int32_t kMaxLevels = 64;
+
+#pragma pack(push, 1)
+struct RawHeader {
+  char magic[4];
+  uint16_t version;
+  uint16_t reserved;
+  uint64_t rows;
+  uint32_t head_dim, m, ef_construction, levels, entry, rows_crc;
+  uint64_t upper_rows, upper_lists;
+  uint32_t zero;
+  uint32_t crc;
+};
+#pragma pack(pop)
 
 absl::Status Bad(absl::string_view what) {
   return absl::DataLossError(absl::StrCat("hnsw blob: ", what));
@@ -36,24 +45,22 @@ bool AreLinks(const int32_t* links, int64_t width, int64_t rows) {
 
 std::string HnswLinks::EncodeHeader(const Header& header, uint64_t upper_rows,
                                     uint64_t upper_lists) {
+  RawHeader raw = {};
+  raw.version = kVersion;
+  raw.rows = static_cast<uint64_t>(header.rows);
+  raw.head_dim = static_cast<uint32_t>(header.head_dim);
+  raw.m = static_cast<uint32_t>(header.m);
+  raw.ef_construction = static_cast<uint32_t>(header.ef_construction);
+  raw.levels = static_cast<uint32_t>(header.levels);
+  raw.entry = header.entry;
+  raw.rows_crc = header.rows_crc;
+  raw.upper_rows = upper_rows;
+  raw.upper_lists = upper_lists;
+  SealBlobHeader(kMagic, raw);
   std::string out;
-  out.reserve(static_cast<size_t>(kHeaderBytes + header.rows * header.m * 8) + upper_rows * 8 +
+  out.reserve(static_cast<size_t>(kBlobHeaderBytes + header.rows * header.m * 8) + upper_rows * 8 +
               upper_lists * static_cast<uint64_t>(header.m) * 4);
-  out.append(kMagic, sizeof(kMagic));
-  AppendLittleEndian(out, kVersion);
-  AppendLittleEndian(out, uint16_t{0});
-  AppendLittleEndian(out, static_cast<uint64_t>(header.rows));
-  AppendLittleEndian(out, static_cast<uint32_t>(header.head_dim));
-  AppendLittleEndian(out, static_cast<uint32_t>(header.m));
-  AppendLittleEndian(out, static_cast<uint32_t>(header.ef_construction));
-  AppendLittleEndian(out, static_cast<uint32_t>(header.levels));
-  AppendLittleEndian(out, header.entry);
-  AppendLittleEndian(out, header.rows_crc);
-  AppendLittleEndian(out, upper_rows);
-  AppendLittleEndian(out, upper_lists);
-  AppendLittleEndian(out, uint32_t{0});
-  AppendLittleEndian(out, Crc32c(out));
-  return out;
+  return out.append(reinterpret_cast<const char*>(&raw), sizeof(raw));
 }
 
 absl::StatusOr<HnswLinks> HnswLinks::Open(std::string blob) {
@@ -64,45 +71,32 @@ absl::StatusOr<HnswLinks> HnswLinks::Open(std::string blob) {
 }
 
 absl::Status HnswLinks::Parse() {
-  const int64_t bytes = static_cast<int64_t>(blob_.size());
-  if (bytes < kHeaderBytes) return Bad(absl::StrCat(bytes, " bytes, header has ", kHeaderBytes));
-  const char* at = blob_.data();
-  if (std::memcmp(at, kMagic, sizeof(kMagic)) != 0) return Bad("does not begin with \"CHNS\"");
-  if (Crc32c(absl::string_view(at, kHeaderCrcOffset)) !=
-      LoadLittleEndian<uint32_t>(at + kHeaderCrcOffset)) {
-    return Bad("header does not match its CRC");
-  }
-  if (const uint16_t version = LoadLittleEndian<uint16_t>(at + 4); version != kVersion) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("hnsw blob has version ", version, ", this program reads version ", kVersion));
-  }
-  const uint64_t rows = LoadLittleEndian<uint64_t>(at + 8);
-  const uint32_t m = LoadLittleEndian<uint32_t>(at + 20);
-  const uint32_t levels = LoadLittleEndian<uint32_t>(at + 28);
-  const uint64_t upper_rows = LoadLittleEndian<uint64_t>(at + 40);
-  const uint64_t upper_lists = LoadLittleEndian<uint64_t>(at + 48);
-  header_.entry = LoadLittleEndian<uint32_t>(at + 32);
+  ASSIGN_OR_RETURN(const RawHeader raw,
+                   ReadBlobHeader<RawHeader>("hnsw", kMagic, {kVersion}, blob_));
   // These bounds keep the sizes below from overflowing.
-  if (rows > kMaxHnswRows || m < 1 || m > kMaxHnswM || levels > kMaxLevels || upper_rows > rows ||
-      upper_lists > rows * kMaxLevels || (rows > 0 && (header_.entry >= rows || levels == 0))) {
+  if (raw.rows > kMaxHnswRows || raw.m < 1 || raw.m > kMaxHnswM || raw.levels > kMaxLevels ||
+      raw.upper_rows > raw.rows || raw.upper_lists > raw.rows * kMaxLevels ||
+      (raw.rows > 0 && (raw.entry >= raw.rows || raw.levels == 0))) {
     return Bad("a field of the header is out of bounds");
   }
-  const uint64_t expected = kHeaderBytes + rows * m * 8 + upper_rows * 8 + upper_lists * m * 4;
+  const uint64_t links = raw.rows * raw.m * 2;  // of level 0
+  const uint64_t expected =
+      kBlobHeaderBytes + links * 4 + raw.upper_rows * 8 + raw.upper_lists * raw.m * 4;
   if (blob_.size() != expected) {
-    return Bad(absl::StrCat(bytes, " bytes, header makes ", expected));
+    return Bad(absl::StrCat(blob_.size(), " bytes, header makes ", expected));
   }
-  header_.rows = static_cast<int64_t>(rows);
-  header_.head_dim = LoadLittleEndian<uint32_t>(at + 16);
-  header_.m = static_cast<int32_t>(m);
-  header_.ef_construction = static_cast<int32_t>(LoadLittleEndian<uint32_t>(at + 24));
-  header_.levels = static_cast<int32_t>(levels);
-  header_.rows_crc = LoadLittleEndian<uint32_t>(at + 36);
-  CARREL_CHECK(reinterpret_cast<uintptr_t>(at) % alignof(UpperRow) == 0);
-  level0_ = reinterpret_cast<const int32_t*>(at + kHeaderBytes);
-  const int32_t* upper = level0_ + rows * m * 2;
-  upper_rows_ = {reinterpret_cast<const UpperRow*>(upper), upper_rows};
-  upper_links_ = upper + upper_rows * 2;
-  return CheckLinks(static_cast<int64_t>(upper_lists));
+  header_ = {.rows = static_cast<int64_t>(raw.rows),
+             .head_dim = raw.head_dim,
+             .m = static_cast<int32_t>(raw.m),
+             .ef_construction = static_cast<int32_t>(raw.ef_construction),
+             .levels = static_cast<int32_t>(raw.levels),
+             .entry = raw.entry,
+             .rows_crc = raw.rows_crc};
+  CARREL_CHECK(reinterpret_cast<uintptr_t>(blob_.data()) % alignof(UpperRow) == 0);
+  level0_ = reinterpret_cast<const int32_t*>(blob_.data() + kBlobHeaderBytes);
+  upper_rows_ = {reinterpret_cast<const UpperRow*>(level0_ + links), raw.upper_rows};
+  upper_links_ = level0_ + links + raw.upper_rows * 2;
+  return CheckLinks(static_cast<int64_t>(raw.upper_lists));
 }
 
 absl::Status HnswLinks::CheckLinks(int64_t upper_lists) {

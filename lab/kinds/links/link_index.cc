@@ -217,9 +217,18 @@ absl::Status LinkIndex::Search(const SearchRequest& request, SearchScratch& scra
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Index>> OpenLinkIndex(const IndexParams& params, HnswLinks links,
-                                                     Rows keys) {
+absl::StatusOr<std::unique_ptr<Index>> LinkType::Open(const IndexParams& params, Blob blob,
+                                                      Rows keys) const {
+  ASSIGN_OR_RETURN(std::string bytes, blob.Read());
+  ASSIGN_OR_RETURN(HnswLinks links, HnswLinks::Open(std::move(bytes)));
   const HnswLinks::Header& header = links.header();
+  const int64_t asked = params.kind == IndexKind::kGraph ? 0 : params.ef_construction;
+  if (header.m != params.m || header.ef_construction != asked ||
+      (asked == 0 && header.levels > 1)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        name(), " blob was built with m=", header.m, " ef_construction=", header.ef_construction,
+        " levels=", header.levels, ", not m=", params.m, " ef_construction=", asked));
+  }
   RETURN_IF_ERROR(CheckBuiltOver(IndexKindName(params.kind), header.rows, header.head_dim,
                                  header.rows_crc, keys));
   return std::make_unique<LinkIndex>(params, std::move(links), std::move(keys));

@@ -277,34 +277,20 @@ FakeReply FakeS3::Remove(const FakeRequest& request) {
 FakeReply FakeS3::List(const FakeRequest& request) {
   const std::string prefix = ValueOf(request.query, "prefix");
   const std::string token = ValueOf(request.query, "continuation-token");
-  const std::string delimiter = ValueOf(request.query, "delimiter");
   int most = 1000;
   (void)absl::SimpleAtoi(ValueOf(request.query, "max-keys"), &most);
-  std::string body = "<ListBucketResult>", last, tail;
+  std::string body = "<ListBucketResult>", last;
   int shown = 0;
   bool more = false;
   for (auto it = objects_.lower_bound(prefix); it != objects_.end(); ++it) {
     if (!absl::StartsWith(it->first, prefix)) break;
-    if (!token.empty() &&
-        (it->first <= token || (!delimiter.empty() && absl::StartsWith(it->first, token)))) {
-      continue;
-    }
-    const size_t end =
-        delimiter.empty() ? std::string::npos : it->first.find(delimiter, prefix.size());
-    const std::string common =
-        end == std::string::npos ? "" : it->first.substr(0, end + delimiter.size());
-    if (!common.empty() && common == last) continue;
+    if (!token.empty() && it->first <= token) continue;
     if (shown == most) {
       more = true;
       break;
     }
     ++shown;
-    last = common.empty() ? it->first : common;
-    if (!common.empty()) {
-      absl::StrAppend(&body, "<CommonPrefixes><Prefix>", XmlEscaped(common),
-                      "</Prefix></CommonPrefixes>");
-      continue;
-    }
+    last = it->first;
     absl::StrAppend(&body, "<Contents><Key>", XmlEscaped(it->first), "</Key><Size>",
                     it->second.bytes.size(), "</Size><ETag>", XmlEscaped(it->second.etag),
                     "</ETag><LastModified>", IsoTime(it->second.modified),

@@ -120,7 +120,7 @@ TEST_P(ObjectStoreTest, RangesAndPages) {
   std::string token;
   int pages = 0;
   do {
-    const auto page = client_->List("page/", token, "", 10);
+    const auto page = client_->List("page/", token, 10);
     CARREL_ASSERT_OK(page);
     for (const auto& object : page->objects) found.push_back(object.key);
     token = page->next;
@@ -129,7 +129,6 @@ TEST_P(ObjectStoreTest, RangesAndPages) {
   EXPECT_EQ(found.size(), 25u);
   EXPECT_TRUE(std::is_sorted(found.begin(), found.end()));
   EXPECT_EQ(pages, 3);
-  EXPECT_EQ(client_->List("page/", "", "/")->prefixes.size(), 25u);
 }
 
 TEST_P(ObjectStoreTest, Upload_InParts_CanBeLookedAtCompletedAndAborted) {
@@ -156,22 +155,6 @@ TEST_P(ObjectStoreTest, Upload_InParts_CanBeLookedAtCompletedAndAborted) {
   const auto other = client_->BeginUpload("parts2");
   CARREL_ASSERT_OK(client_->AbortUpload("parts2", *other));
   EXPECT_THAT(client_->ListParts("parts2", *other), StatusIs(StatusCode::kNotFound, "parts2"));
-}
-
-TEST_P(ObjectStoreTest, PresignedUrls_ReadAndWriteUntilTheyAreOver) {
-  HttpClient http;
-  CARREL_ASSERT_OK(client_->Put("presigned", "bytes"));
-  EXPECT_EQ(*ReadPresigned(http, *client_->Presign("GET", "presigned", absl::Minutes(1)), 100),
-            "bytes");
-  CARREL_EXPECT_OK(
-      PutPresigned(http, *client_->Presign("PUT", "presigned", absl::Minutes(1)), "others"));
-  EXPECT_EQ(ReadAll("presigned"), "others");
-  if (GetParam() == Kind::kMoto) return;  // it checks no signature
-  const std::string brief = *client_->Presign("GET", "presigned", absl::Seconds(1));
-  absl::SleepFor(absl::Milliseconds(2500));
-  EXPECT_THAT(ReadPresigned(http, brief, 100), StatusIs(StatusCode::kPermissionDenied, "HTTP 403"));
-  EXPECT_THAT(ReadPresigned(http, *client_->Presign("PUT", "presigned", absl::Minutes(1)), 100),
-              StatusIs(StatusCode::kPermissionDenied, "HTTP 403"));
 }
 
 TEST_P(ObjectStoreTest, Races_OfTwentyConditionalPuts_HaveOneWinner) {

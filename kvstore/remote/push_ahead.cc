@@ -12,23 +12,6 @@
 #include "kvstore/format/manifest.h"
 
 namespace carrel::kvstore {
-namespace {
-
-// The header that a stream begins with.
-absl::StatusOr<StreamHeader> HeaderOf(ContextExport& from) {
-  std::string encoded;
-  for (;;) {
-    ASSIGN_OR_RETURN(const int64_t wanted, StreamHeader::BytesWanted(encoded));
-    if (static_cast<int64_t>(encoded.size()) == wanted) break;
-    ASSIGN_OR_RETURN(const absl::string_view piece, from.Next());
-    if (piece.empty()) return absl::DataLossError("push: the context ends before its header does");
-    encoded.append(piece.data(), piece.size());
-  }
-  return StreamHeader::Decode(encoded);
-}
-
-}  // namespace
-
 PushAhead::PushAhead(const Bucket& bucket, const PushOptions& options)
     : bucket_(bucket), options_(options), thread_([this] { Run(); }) {}
 
@@ -112,15 +95,15 @@ absl::StatusOr<Pushed> PushAhead::Publish(const std::string& name, ContextExport
     ASSIGN_OR_RETURN(next, Pusher::Begin(bucket_, id, options_));
     pusher_ = std::move(next);
   }
-  ASSIGN_OR_RETURN(StreamHeader header, HeaderOf(from));
   int64_t done = 0;
   for (int64_t file = 0; file < from.files(); ++file) {
     const absl::string_view bytes = from.File(file);
-    const absl::Status verified = from.VerifyFile(file);
-    if (!verified.ok()) return Annotate(verified, absl::StrCat("push: file ", file));
     const auto taken = taken_.find(file);
+    std::string sha256;
+    const absl::Status verified = from.VerifyFile(file, taken == taken_.end() ? &sha256 : nullptr);
+    if (!verified.ok()) return Annotate(verified, absl::StrCat("push: file ", file));
     if (taken == taken_.end()) {
-      RETURN_IF_ERROR(pusher_->AddFile(file, bytes, Sha256Hex(bytes), nullptr));
+      RETURN_IF_ERROR(pusher_->AddFile(file, bytes, sha256, nullptr));
     } else if (taken->second != static_cast<int64_t>(bytes.size())) {
       return absl::DataLossError(absl::StrCat("push: file ", file, " has ", bytes.size(),
                                               " bytes, what was sent ahead of it has ",
@@ -129,7 +112,7 @@ absl::StatusOr<Pushed> PushAhead::Publish(const std::string& name, ContextExport
     done += static_cast<int64_t>(bytes.size());
     progress(done, from.bytes());
   }
-  absl::StatusOr<Pushed> pushed = pusher_->Publish(name, std::move(header));
+  absl::StatusOr<Pushed> pushed = pusher_->Publish(name, from.header());
   if (pushed.ok() && anew) pushed->sent_bytes += before;
   return pushed;
 }

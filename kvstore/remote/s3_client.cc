@@ -175,26 +175,22 @@ absl::Time S3Client::ServerNow() const {
   return SteadyNow() + absl::Milliseconds(clock_offset_ms_.load());
 }
 
-RequestToSign S3Client::Unsigned(const Operation& operation) const {
-  std::string path = "/";
-  if (config_.path_style) absl::StrAppend(&path, config_.bucket);
-  if (!operation.key.empty()) {
-    absl::StrAppend(&path, config_.path_style ? "/" : "", operation.key);
-  }
-  return {.method = operation.method,
-          .host = host_,
-          .path = path,
-          .query = operation.query,
-          .headers = operation.headers,
-          .payload = operation.payload};
-}
-
 S3Client::Outcome S3Client::Attempt(const Operation& operation) {
   const absl::StatusOr<Credentials> credentials = credentials_->Get();
   if (!credentials.ok()) {
     return {.status = credentials.status(), .retry = absl::IsUnavailable(credentials.status())};
   }
-  RequestToSign request = Unsigned(operation);
+  std::string path = "/";
+  if (config_.path_style) absl::StrAppend(&path, config_.bucket);
+  if (!operation.key.empty()) {
+    absl::StrAppend(&path, config_.path_style ? "/" : "", operation.key);
+  }
+  RequestToSign request{.method = operation.method,
+                        .host = host_,
+                        .path = path,
+                        .query = operation.query,
+                        .headers = operation.headers,
+                        .payload = operation.payload};
   SignRequest(*credentials, {.region = config_.region, .time = absl::Now()}, request);
   bool refused_by_sink = false;
   HttpRequest http{
@@ -404,13 +400,12 @@ absl::Status S3Client::Remove(const std::string& key, const Condition& condition
 }
 
 absl::StatusOr<ObjectPage> S3Client::List(const std::string& prefix, const std::string& token,
-                                          const std::string& delimiter, int most) {
+                                          int most) {
   Operation operation{
       .method = "GET",
       .key = "",
       .query = {{"list-type", "2"}, {"prefix", prefix}, {"max-keys", absl::StrCat(most)}}};
   if (!token.empty()) operation.query.emplace_back("continuation-token", token);
-  if (!delimiter.empty()) operation.query.emplace_back("delimiter", delimiter);
   ASSIGN_OR_RETURN(const HttpReply reply, Call(operation));
   absl::StatusOr<ObjectPage> page = ReadObjectPage(reply.body);
   if (!page.ok()) return Annotate(page.status(), UriOf(prefix));
@@ -526,18 +521,6 @@ absl::StatusOr<std::vector<ListedPart>> S3Client::ListParts(const std::string& k
     next = page->next;
   } while (!next.empty());
   return parts;
-}
-
-absl::StatusOr<std::string> S3Client::Presign(const std::string& method, const std::string& key,
-                                              absl::Duration valid) {
-  if (valid < absl::Seconds(1) || valid > absl::Hours(24 * 7)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "a presigned URL that is valid for ", absl::FormatDuration(valid), ", must be 1s to 168h"));
-  }
-  ASSIGN_OR_RETURN(const Credentials credentials, credentials_->Get());
-  Operation operation{.method = method, .key = key};
-  return scheme_ + PresignedUrl(credentials, {.region = config_.region, .time = absl::Now()}, valid,
-                                Unsigned(operation));
 }
 
 }  // namespace carrel::kvstore

@@ -106,10 +106,9 @@ class S3Client {
   // without.
   absl::Status Remove(const std::string& key, const Condition& condition = Condition::None());
 
-  // Keys in order. token: of the page before; empty: the first. delimiter: keys that have it behind
-  // the prefix are one prefix each; empty: none.
+  // Keys in order. token: of the page before; empty: the first.
   absl::StatusOr<ObjectPage> List(const std::string& prefix, const std::string& token = "",
-                                  const std::string& delimiter = "", int most = 1000);
+                                  int most = 1000);
   // All pages, with their objects; what `each` returns ends it.
   absl::Status ForEach(const std::string& prefix,
                        const std::function<absl::Status(const ListedObject&)>& each);
@@ -126,16 +125,11 @@ class S3Client {
   absl::StatusOr<std::vector<ListedPart>> ListParts(const std::string& key,
                                                     const std::string& upload);
 
-  // A URL by which anybody may GET or PUT the object for so long, at most a week.
-  absl::StatusOr<std::string> Presign(const std::string& method, const std::string& key,
-                                      absl::Duration valid);
-
  private:
   struct Operation;
   struct Outcome;
   S3Client(S3Config config, std::unique_ptr<CredentialsProvider> credentials,
            const std::atomic<bool>* cancelled);
-  RequestToSign Unsigned(const Operation& operation) const;
   Outcome Attempt(const Operation& operation);
   absl::StatusOr<HttpReply> Call(Operation& operation);
   absl::Status Refusal(const Operation& operation, const HttpReply& reply,
@@ -149,12 +143,5 @@ class S3Client {
   HttpClient http_;
   std::atomic<int64_t> clock_offset_ms_;  // of the server's, from SteadyNow()
 };
-
-// Of a URL that somebody presigned: no credentials are asked for. PermissionDenied it is over, or for
-// another method or object (names host and path, never the query).
-absl::StatusOr<std::string> ReadPresigned(HttpClient& http, const std::string& url,
-                                          int64_t most_bytes, const RetryPolicy& retry = {});
-absl::Status PutPresigned(HttpClient& http, const std::string& url, absl::string_view bytes,
-                          const RetryPolicy& retry = {});
 
 }  // namespace carrel::kvstore

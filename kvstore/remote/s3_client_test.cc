@@ -81,7 +81,7 @@ TEST_F(S3ClientTest, List_GoesThroughAllPages) {
   std::string token;
   int pages = 0;
   do {
-    const auto page = client_->List("ls/", token, "", 10);
+    const auto page = client_->List("ls/", token, 10);
     CARREL_ASSERT_OK(page);
     for (const auto& object : page->objects) found.push_back(object.key);
     token = page->next;
@@ -89,7 +89,6 @@ TEST_F(S3ClientTest, List_GoesThroughAllPages) {
   } while (!token.empty());
   EXPECT_EQ(found, keys);
   EXPECT_EQ(pages, 3);
-  EXPECT_EQ(client_->List("ls/", "", "/")->prefixes.size(), 25u);
 }
 
 TEST_F(S3ClientTest, FailuresForNow_AreTriedAgain) {
@@ -305,19 +304,11 @@ TEST_F(S3ClientTest, Secrets_AreInNoMessage) {
     });
     collect();
   }
-  const auto url = client->Presign("GET", "k", absl::Minutes(1));
-  HttpClient http;
-  const RetryPolicy once{.attempts = 1};
-  all.push_back(ReadPresigned(http, *url, 9, once).status());
-  all.push_back(PutPresigned(http, *url, "x", once));
-  all.push_back(
-      ReadPresigned(http, "http://127.0.0.1:1/k?X-Amz-Signature=SIGNATURE", 9, once).status());
   int refusals = 0;
   for (const absl::Status& status : all) {
     refusals += status.ok() ? 0 : 1;
     EXPECT_THAT(status.ToString(), Not(HasSubstr("SECRET")));
     EXPECT_THAT(status.ToString(), Not(HasSubstr("TOKEN")));
-    EXPECT_THAT(status.ToString(), Not(HasSubstr("X-Amz-Signature")));
     EXPECT_THAT(status.ToString(), Not(HasSubstr("SIGNATURE")));
   }
   EXPECT_GT(refusals, 40);

@@ -49,9 +49,6 @@ absl::StatusOr<std::string> Key(const XmlElement& element, absl::string_view rep
   return std::string(key);
 }
 
-// Quotes are part of a tag; some servers leave them out.
-std::string Etag(absl::string_view text) { return std::string(text); }
-
 // More to come: the marker, which must be there.
 absl::Status Next(const XmlElement& root, absl::string_view marker, std::string& next) {
   if (root.Text("IsTruncated") != "true") return absl::OkStatus();
@@ -72,7 +69,6 @@ S3Error ReadS3Error(absl::string_view body) {
   }
   error.code = Shown(element->Text("Code"), 80);
   error.message = Shown(element->Text("Message"), 300);
-  error.request_time = Shown(element->Text("RequestTime"), 40);
   error.server_time = Shown(element->Text("ServerTime"), 40);
   error.region = Shown(element->Text("Region"), 40);
   return error;
@@ -82,13 +78,12 @@ absl::StatusOr<ObjectPage> ReadObjectPage(absl::string_view body) {
   ASSIGN_OR_RETURN(const XmlElement root, Root(body, "ListBucketResult"));
   ObjectPage page;
   for (const XmlElement& child : root.children) {
-    if (child.name == "CommonPrefixes") page.prefixes.emplace_back(child.Text("Prefix"));
     if (child.name != "Contents") continue;
     ListedObject object;
     ASSIGN_OR_RETURN(object.key, Key(child, "list"));
     ASSIGN_OR_RETURN(object.size, Number(child, "Size", kMostObjectBytes));
     ASSIGN_OR_RETURN(object.modified, ReadIsoTime(child.Text("LastModified"), "the list"));
-    object.etag = Etag(child.Text("ETag"));
+    object.etag = std::string(child.Text("ETag"));  // some servers leave its quotes out
     page.objects.push_back(std::move(object));
   }
   RETURN_IF_ERROR(Next(root, "NextContinuationToken", page.next));
@@ -122,7 +117,7 @@ absl::StatusOr<PartPage> ReadPartPage(absl::string_view body) {
     ASSIGN_OR_RETURN(const int64_t number, Number(child, "PartNumber", 10'000));
     part.number = static_cast<int>(number);
     ASSIGN_OR_RETURN(part.size, Number(child, "Size", kMostObjectBytes));
-    part.etag = Etag(child.Text("ETag"));
+    part.etag = std::string(child.Text("ETag"));
     part.sha256 = std::string(child.Text("ChecksumSHA256"));
     page.parts.push_back(std::move(part));
   }

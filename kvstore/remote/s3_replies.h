@@ -20,8 +20,8 @@ namespace carrel::kvstore {
 struct S3Error {
   std::string code;  // "NoSuchKey"; empty: the reply is no error of S3
   std::string message;
-  std::string request_time, server_time;  // of RequestTimeTooSkewed
-  std::string region;                     // where the bucket is, if the server says it
+  std::string server_time;  // of RequestTimeTooSkewed
+  std::string region;       // where the bucket is, if the server says it
 };
 // Never fails: what is no error of S3 has no code, and its beginning as the message.
 S3Error ReadS3Error(absl::string_view body);
@@ -34,8 +34,7 @@ struct ListedObject {
 };
 struct ObjectPage {
   std::vector<ListedObject> objects;
-  std::vector<std::string> prefixes;  // where a delimiter was asked for
-  std::string next;                   // token of the page to come; empty: this is the last
+  std::string next;  // token of the page to come; empty: this is the last
 };
 absl::StatusOr<ObjectPage> ReadObjectPage(absl::string_view body);
 

@@ -24,14 +24,6 @@ std::string ScopeText(const SigningScope& scope) {
                       "/aws4_request");
 }
 
-// Ordered by name, with the host.
-NameValues SignedHeaders(const RequestToSign& request) {
-  NameValues headers = request.headers;
-  headers.emplace_back("host", request.host);
-  std::sort(headers.begin(), headers.end());
-  return headers;
-}
-
 std::string NamesOf(const NameValues& headers) {
   return absl::StrJoin(headers, ";", [](std::string* out, const auto& header) {
     absl::StrAppend(out, header.first);
@@ -106,32 +98,15 @@ void SignRequest(const Credentials& credentials, const SigningScope& scope,
   if (!credentials.session_token.empty()) {
     request.headers.emplace_back("x-amz-security-token", credentials.session_token);
   }
-  const NameValues headers = SignedHeaders(request);
+  NameValues headers = request.headers;
+  headers.emplace_back("host", request.host);
+  std::sort(headers.begin(), headers.end());
   const std::string signature = SignatureOf(
       scope, credentials.secret_key, StringToSign(scope, CanonicalRequest(request, headers)));
   request.headers.emplace_back(
       "authorization",
       absl::StrCat(kAlgorithm, " Credential=", credentials.access_key, "/", ScopeText(scope),
                    ",SignedHeaders=", NamesOf(headers), ",Signature=", signature));
-}
-
-std::string PresignedUrl(const Credentials& credentials, const SigningScope& scope,
-                         absl::Duration valid, RequestToSign request) {
-  const NameValues headers = SignedHeaders(request);
-  request.payload = std::string(kUnsignedPayload);
-  request.query.emplace_back("X-Amz-Algorithm", kAlgorithm);
-  request.query.emplace_back("X-Amz-Credential",
-                             absl::StrCat(credentials.access_key, "/", ScopeText(scope)));
-  request.query.emplace_back("X-Amz-Date", Stamp(scope.time));
-  request.query.emplace_back("X-Amz-Expires", absl::StrCat(absl::ToInt64Seconds(valid)));
-  request.query.emplace_back("X-Amz-SignedHeaders", NamesOf(headers));
-  if (!credentials.session_token.empty()) {
-    request.query.emplace_back("X-Amz-Security-Token", credentials.session_token);
-  }
-  const std::string signature = SignatureOf(
-      scope, credentials.secret_key, StringToSign(scope, CanonicalRequest(request, headers)));
-  return absl::StrCat(request.host, PercentEncoded(request.path, true), "?",
-                      CanonicalQuery(request.query), "&X-Amz-Signature=", signature);
 }
 
 }  // namespace carrel::kvstore

@@ -1,4 +1,4 @@
-// What:   AWS Signature Version 4 of requests to S3 and STS, in a header or in a URL that is signed for others.
+// What:   AWS Signature Version 4 of requests to S3 and STS.
 // Source: "Authenticating Requests (AWS Signature Version 4)" of the Amazon S3 API reference; its
 //         examples are signature_test.cc.
 // Edge:   S3 wants a path that is encoded once, as it is sent; a query's pairs are ordered by encoded
@@ -31,9 +31,8 @@ struct RequestToSign {
   std::string path;     // not encoded; begins with '/'
   NameValues query;     // not encoded
   NameValues headers;   // names in lower case; host is not among them
-  std::string payload;  // lower-case SHA-256 of the body, or kUnsignedPayload
+  std::string payload;  // lower-case SHA-256 of the body
 };
-inline constexpr absl::string_view kUnsignedPayload = "UNSIGNED-PAYLOAD";
 // SHA-256 of no bytes.
 inline constexpr absl::string_view kEmptyPayload =
     "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
@@ -58,10 +57,5 @@ std::string SignatureOf(const SigningScope& scope, absl::string_view secret_key,
 
 // Adds x-amz-date, x-amz-content-sha256 (of S3), x-amz-security-token and authorization.
 void SignRequest(const Credentials& credentials, const SigningScope& scope, RequestToSign& request);
-
-// The URL, behind "https://", that whoever has it may use for so long: at most a week. Headers of the
-// request must be sent with it.
-std::string PresignedUrl(const Credentials& credentials, const SigningScope& scope,
-                         absl::Duration valid, RequestToSign request);
 
 }  // namespace carrel::kvstore

@@ -21,10 +21,8 @@ int32_t LeastEffort(IndexKind kind, int64_t top_k) {
 
 int32_t OwnEffort(const kvstore::IndexParams& params, int64_t top_k, int64_t rows) {
   if (!HasEffort(params.kind)) return 0;
-  const int64_t effort =
-      params.effort > 0 ? params.effort : kvstore::DefaultEffort(params, top_k, rows);
-  return static_cast<int32_t>(
-      std::clamp<int64_t>(effort, LeastEffort(params.kind, top_k), kMaxEffort));
+  return static_cast<int32_t>(std::clamp<int64_t>(kvstore::EffortOf(params, top_k, rows),
+                                                  LeastEffort(params.kind, top_k), kMaxEffort));
 }
 
 std::vector<int32_t> Ladder(const kvstore::IndexParams& params, int64_t top_k, int64_t rows) {

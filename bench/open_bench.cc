@@ -24,6 +24,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "bench/decoding_script.h"
+#include "carrel/v1/context.pb.h"
 #include "common/status.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/service/server.h"
@@ -134,14 +135,14 @@ absl::Status Serve(const Settings& settings, int64_t started_us, const std::stri
     token_ms.push_back(static_cast<double>(NowUs() - begin) / 1000);
   }
   std::sort(token_ms.begin(), token_ms.end());
-  const kvstore::EngineStatistics statistics = engine->Statistics();
+  const v1::StatisticsResponse statistics = engine->Statistics();
   json["layers"] = script.shape.layers;
   json["tokens"] = settings.tokens;
   json["ms_per_token_median"] = token_ms.empty() ? 0 : token_ms[token_ms.size() / 2];
   json["peak_resident_bytes"] = peak;
-  json["memory_budget_bytes"] = statistics.memory_budget_bytes;
-  json["layers_released"] = statistics.layers_released;
-  json["layers_loaded"] = statistics.layers_loaded;
+  json["memory_budget_bytes"] = statistics.memory_budget_bytes();
+  json["layers_released"] = statistics.layers_released();
+  json["layers_loaded"] = statistics.layers_loaded();
   json["bytes_sent_per_token"] =
       decoding.bytes_sent() / (settings.tokens * script.shape.layers + 1) * script.shape.layers;
   json["bytes_received_per_token"] =

@@ -19,7 +19,6 @@
 #include "decoder/client/resuming_client.h"
 #include "decoder/client/store_client_grpc.h"
 #include "kvstore/service/context_client.h"
-#include "kvstore/service/warm_client.h"
 #include "library/server_choice.h"
 
 namespace carrel::library {

@@ -80,7 +80,7 @@ int64_t StoredBytes(const v1::Manifest& job, int32_t layers) {
   index.kind = kvstore::LargestAutomaticKind(job.head_dim());
   if (const auto planned = kvstore::IndexParamsOf(job.index()); planned.ok()) index = *planned;
   const int64_t d = job.head_dim(), heads = job.kv_heads();
-  int64_t row = 2 * 2 * d + kvstore::IndexBytesPerKey(index, d);
+  int64_t row = 2 * 2 * d + kvstore::IndexTypeOf(index.kind).BytesPerKey(index, d);
   // Of a head: what its blobs have beside their keys, and its sampled queries.
   int64_t head = int64_t{job.sampled_queries()} * (4 * d * job.q_heads() / heads + 8);
   if (job.summary_rows() > 0) {

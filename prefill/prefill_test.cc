@@ -5,7 +5,6 @@
 #include "carrel/v1/context.pb.h"
 #include "common/test_util.h"
 #include "kernels/layer/rope/rope.h"
-#include "kvstore/index/rows/stored_drift.h"
 #include "kvstore/index/rows/stored_queries.h"
 #include "kvstore/storage/store.h"
 #include "model/cpu_backend.h"

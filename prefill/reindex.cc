@@ -13,7 +13,6 @@
 #include "kvstore/format/context_name.h"
 #include "kvstore/index/rows/blob.h"
 #include "kvstore/index/rows/rows.h"
-#include "kvstore/index/rows/stored_drift.h"
 #include "kvstore/index/rows/stored_queries.h"
 #include "kvstore/index/summaries/summaries.h"
 #include "kvstore/storage/store.h"

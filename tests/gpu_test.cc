@@ -10,7 +10,7 @@
 #include "common/dtype.h"
 #include "common/test_util.h"
 #include "kvstore/index/rows/rows.h"
-#include "kvstore/index/rows/stored_drift.h"
+#include "kvstore/index/rows/stored_queries.h"
 #include "kvstore/storage/store.h"
 #include "model/safetensors.h"
 #include "prefill/prefill.h"

@@ -140,10 +140,8 @@ absl::StatusOr<std::shared_ptr<Principal>> Access::Find(const Caller& caller) {
 }
 
 absl::StatusOr<std::shared_ptr<Principal>> Access::Admit(const Caller& caller) {
-  absl::StatusOr<std::shared_ptr<Principal>> principal =
-      has_keys() ? Find(caller) : WithoutKeys(caller);
-  ++(principal.ok() ? admitted_ : unauthenticated_);
-  return principal;
+  if (has_keys()) return Find(caller);
+  return WithoutKeys(caller);
 }
 
 bool Access::IsStill(const Caller& caller, const Principal* principal) {
@@ -158,28 +156,12 @@ std::shared_ptr<Principal> Access::Named(const std::string& name) const {
   return found == principals_.end() ? nullptr : found->second;
 }
 
-AccessCounters Access::counters() const {
-  return {.admitted = admitted_,
-          .unauthenticated = unauthenticated_,
-          .reloads = reloads_,
-          .failed_reloads = failed_reloads_};
-}
-
 std::vector<std::pair<TenantUse, std::string>> Access::tenant_uses() const {
   absl::MutexLock lock(&mu_);
   std::vector<std::pair<TenantUse, std::string>> uses;
   for (const std::string& name : tenant_names_) {
     const std::shared_ptr<TenantState>& state = tenants_.at(name);
     uses.emplace_back(state->use(), state->tenant().prefix);
-  }
-  return uses;
-}
-
-std::vector<AccessUse> Access::uses() const {
-  absl::MutexLock lock(&mu_);
-  std::vector<AccessUse> uses;
-  for (const auto& [name, principal] : principals_) {
-    uses.push_back({name, principal->tenant_name(), principal->counts()});
   }
   return uses;
 }

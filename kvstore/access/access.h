@@ -37,16 +37,6 @@ struct Caller {
   std::vector<std::string> certificate_names;  // of a certificate that was verified
 };
 
-struct AccessCounters {
-  int64_t admitted = 0, unauthenticated = 0;
-  int64_t reloads = 0, failed_reloads = 0;  // of the keys file
-};
-
-struct AccessUse {
-  std::string name, tenant;
-  Principal::Counts counts;
-};
-
 class Access {
  public:
   // Without a keys file. everything: all may do all, for a server that only its own process reaches.
@@ -71,8 +61,7 @@ class Access {
   absl::Status Reload();
 
   bool has_keys() const { return !keys_file_.empty(); }
-  AccessCounters counters() const;
-  std::vector<AccessUse> uses() const;  // by name
+  int64_t failed_reloads() const { return failed_reloads_.load(); }  // of the keys file
   // By name, of those of the keys file as it is now; prefix: of their contexts' names.
   std::vector<std::pair<TenantUse, std::string>> tenant_uses() const;
 
@@ -85,7 +74,7 @@ class Access {
   std::string keys_file_;
   std::string token_sha256_;  // empty: none
   bool everything_ = false;
-  std::atomic<int64_t> admitted_{0}, unauthenticated_{0}, reloads_{0}, failed_reloads_{0};
+  std::atomic<int64_t> reloads_{0}, failed_reloads_{0};
 
   mutable absl::Mutex mu_;
   std::map<std::string, std::shared_ptr<Principal>> principals_ ABSL_GUARDED_BY(mu_);  // by name

@@ -62,10 +62,7 @@ void AuditLog::Write(const AuditEvent& event) {
   do {
     written = write(fd_, line.data(), line.size());
   } while (written < 0 && errno == EINTR);
-  if (written == static_cast<ssize_t>(line.size())) {
-    ++lines_;
-    return;
-  }
+  if (written == static_cast<ssize_t>(line.size())) return;
   const int error = written < 0 ? errno : ENOSPC;
   // A torn line would spoil the next one, too.
   if (written > 0) {
@@ -86,16 +83,6 @@ absl::Status AuditLog::Reopen() {
   close(fd_);
   fd_ = fd;
   return absl::OkStatus();
-}
-
-int64_t AuditLog::lines() const {
-  absl::MutexLock lock(&mu_);
-  return lines_;
-}
-
-int64_t AuditLog::unwritten() const {
-  absl::MutexLock lock(&mu_);
-  return unwritten_;
 }
 
 }  // namespace carrel::kvstore

@@ -39,16 +39,13 @@ class AuditLog {
   // The file of that name from now on: after it was renamed.
   absl::Status Reopen();
 
-  int64_t lines() const;
-  int64_t unwritten() const;
-
  private:
   AuditLog(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
 
   const std::string path_;
-  mutable absl::Mutex mu_;
+  absl::Mutex mu_;
   int fd_ ABSL_GUARDED_BY(mu_);
-  int64_t lines_ ABSL_GUARDED_BY(mu_) = 0, unwritten_ ABSL_GUARDED_BY(mu_) = 0;
+  int64_t unwritten_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 }  // namespace carrel::kvstore

@@ -67,7 +67,6 @@ TEST(AuditLogTest, ManyThreads_EachLineIsWholeAndThere) {
   const std::vector<std::string> lines = Lines(path);
   EXPECT_EQ(lines.size(), 800u);
   for (const std::string& line : lines) EXPECT_TRUE(nlohmann::json::accept(line)) << line;
-  EXPECT_EQ((*log)->lines(), 800);
   struct stat info;
   ASSERT_EQ(stat(path.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600u);
@@ -92,7 +91,7 @@ TEST(AuditLogTest, Reopen_GoesOnInANewFileOfTheName) {
               StatusIs(StatusCode::kInvalidArgument, "no regular file"));
 }
 
-TEST(AuditLogTest, LineThatCannotBeWritten_IsCountedAndTearsNone) {
+TEST(AuditLogTest, LineThatCannotBeWritten_TearsNone) {
   const std::string path = FreshTempDir() + "/audit.jsonl";
   auto log = AuditLog::Open(path);
   CARREL_ASSERT_OK(log);
@@ -105,12 +104,10 @@ TEST(AuditLogTest, LineThatCannotBeWritten_IsCountedAndTearsNone) {
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
   (*log)->Write({.context = "two"});
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
-  EXPECT_EQ((*log)->unwritten(), 1);
   (*log)->Write({.context = "three"});
   const std::vector<std::string> lines = Lines(path);
   ASSERT_EQ(lines.size(), 2u);
   EXPECT_TRUE(nlohmann::json::accept(lines[1])) << lines[1];
-  EXPECT_EQ((*log)->lines(), 2);
 }
 
 }  // namespace

@@ -207,8 +207,6 @@ absl::Duration Principal::Spend(int64_t requests, int64_t bytes, absl::Time now)
                                        bytes_.Spend(static_cast<double>(bytes), now));
   absl::MutexLock lock(&mu_);
   if (tenant_ != nullptr) tenant_->Count(requests, bytes, 0);
-  counts_.requests += requests;
-  counts_.bytes += bytes;
   if (requests > 0 && wait > absl::ZeroDuration()) ++counts_.delayed;
   return wait;
 }

@@ -5,6 +5,7 @@
 // Threads: any.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -14,9 +15,37 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "kvstore/access/keys_file.h"
-#include "kvstore/access/rate_limit.h"
 
 namespace carrel::kvstore {
+
+// A bound on something per second, with one second's worth to spend at once; rate 0: none. A clock that
+// goes back costs what has been saved, no more.
+class RateLimit {
+ public:
+  void SetRate(double per_s) {
+    absl::MutexLock lock(&mu_);
+    if (per_s_ == 0) saved_ = per_s;
+    per_s_ = per_s;
+    saved_ = std::min(saved_, per_s_);
+  }
+
+  // What is spent is spent, even if there was less: returns how long to wait until it is paid back
+  // (zero: go on).
+  absl::Duration Spend(double amount, absl::Time now) {
+    absl::MutexLock lock(&mu_);
+    if (per_s_ == 0) return absl::ZeroDuration();
+    const double passed_s = std::max(0.0, absl::ToDoubleSeconds(now - last_));
+    last_ = now;
+    saved_ = std::min(per_s_, saved_ + passed_s * per_s_) - amount;
+    return saved_ >= 0 ? absl::ZeroDuration() : absl::Seconds(-saved_ / per_s_);
+  }
+
+ private:
+  absl::Mutex mu_;
+  double per_s_ ABSL_GUARDED_BY(mu_) = 0;
+  double saved_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::Time last_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
+};
 
 // What a tenant has and did, over all its keys.
 struct TenantUse {
@@ -58,7 +87,7 @@ class Principal : public std::enable_shared_from_this<Principal> {
  public:
   struct Counts {
     int64_t sessions = 0;  // now
-    int64_t requests = 0, bytes = 0, delayed = 0;
+    int64_t delayed = 0;   // requests, since the start
   };
 
   Principal(AccessEntry entry, std::shared_ptr<TenantState> tenant);

@@ -247,7 +247,7 @@ TEST_P(ScannedBytesTest, KeyThatIsKept_DamagedIsDataLossAndUndoneIsAsBefore) {
   Start();
   const auto session = Open(*context_);
   const std::vector<Collected> clean = CleanAnswers(*session);
-  const int64_t kept = engine_->Statistics().index_bytes;
+  const int64_t kept = engine_->Statistics().index_bytes();
   EXPECT_GT(kept, 0);
   for (const Position row : {Position{5}, Position{1000}, Position{2300}}) {
     const auto* key = context_->keys(Layer(0), KvHead(1)) + row * spec_.shape.head_dim;
@@ -258,7 +258,7 @@ TEST_P(ScannedBytesTest, KeyThatIsKept_DamagedIsDataLossAndUndoneIsAsBefore) {
     const auto answer = Answer(*session, 0, 1);
     CARREL_ASSERT_OK(answer);
     EXPECT_EQ(answer->heads, clean[0].heads);
-    EXPECT_EQ(engine_->Statistics().index_bytes, kept);
+    EXPECT_EQ(engine_->Statistics().index_bytes(), kept);
   }
 }
 
@@ -276,17 +276,17 @@ TEST_P(ScrubTest, FlippedWithoutATime_ScrubbingFindsItAndReadsAreDataLoss) {
   ASSERT_NE(mapped, MAP_FAILED);
   mapped[at] = victim->bytes()[at];  // its page is dirty and has its time
   (void)Answer(*session, 8, 1);
-  const auto passes = [&] { return engine_->Statistics().scrub_passes; };
+  const auto passes = [&] { return engine_->Statistics().scrub_passes(); };
   const auto await_passes = [&](int64_t wanted) {
     for (int i = 0; i < 3000 && passes() < wanted; ++i) absl::SleepFor(absl::Milliseconds(10));
     ASSERT_GE(passes(), wanted);
   };
   await_passes(passes() + 1);
-  EXPECT_EQ(engine_->Statistics().scrub_failures, 0);
+  EXPECT_EQ(engine_->Statistics().scrub_failures(), 0);
   mapped[at] ^= 0x10;
   await_passes(passes() + 2);
-  EXPECT_GT(engine_->Statistics().scrub_failures, 0);
-  EXPECT_GT(engine_->Statistics().scrubbed_bytes, 0);
+  EXPECT_GT(engine_->Statistics().scrub_failures(), 0);
+  EXPECT_GT(engine_->Statistics().scrubbed_bytes(), 0);
   QueryRequest all = Request(6);
   all.layer = Layer(0);
   all.selection = select::All();
@@ -342,7 +342,7 @@ TEST_P(ChangedBytesTest, TruncatedUnderLoad_ThatContextIsDataLossAndTheOtherLive
     EXPECT_EQ(CleanAnswers(*Open(*context_))[trial % kRequests].heads,
               clean[trial % kRequests].heads);
   }
-  EXPECT_GT(engine_->Statistics().files_damaged, 0);
+  EXPECT_GT(engine_->Statistics().files_damaged(), 0);
 }
 
 TEST_P(ChangedBytesTest, Published_FilesAreReadOnly) {

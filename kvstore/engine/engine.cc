@@ -13,7 +13,6 @@
 #include "common/status.h"
 #include "common/thrown.h"
 #include "common/usable_cores.h"
-#include "kvstore/engine/fingerprint_check.h"
 #include "kvstore/engine/request_metrics.h"
 #include "kvstore/engine/validate.h"
 #include "kvstore/format/manifest.h"
@@ -98,15 +97,17 @@ BackgroundChecks::Source Engine::ChecksSource() {
           .busy = [this] { return queue_.waiting() > 0; }};
 }
 
-void Engine::LookAtOpenContexts() {
+std::vector<std::shared_ptr<OpenContext>> Engine::OpenContexts() {
   std::vector<std::shared_ptr<OpenContext>> open;
-  {
-    absl::MutexLock lock(&contexts_mu_);
-    for (const auto& [name, cached] : contexts_) {
-      if (cached.context != nullptr) open.push_back(cached.context);
-    }
+  absl::MutexLock lock(&contexts_mu_);
+  for (const auto& [name, cached] : contexts_) {
+    if (cached.context != nullptr) open.push_back(cached.context);
   }
-  for (const std::shared_ptr<OpenContext>& context : open) {
+  return open;
+}
+
+void Engine::LookAtOpenContexts() {
+  for (const std::shared_ptr<OpenContext>& context : OpenContexts()) {
     const int64_t damaged = FileWatch::total_damaged();
     const absl::StatusOr<int64_t> look = context->LookAtAll();
     if (!look.ok() && FileWatch::total_damaged() > damaged) {
@@ -205,14 +206,7 @@ absl::StatusOr<std::shared_ptr<OpenContext>> Engine::Enter(const std::string& na
 absl::Status Engine::Refresh() {
   ASSIGN_OR_RETURN(const bool changed, store_->Refresh());
   if (!changed) return absl::OkStatus();
-  std::vector<std::shared_ptr<OpenContext>> open;
-  {
-    absl::MutexLock lock(&contexts_mu_);
-    for (const auto& [name, cached] : contexts_) {
-      if (cached.context != nullptr) open.push_back(cached.context);
-    }
-  }
-  for (const std::shared_ptr<OpenContext>& context : open) {
+  for (const std::shared_ptr<OpenContext>& context : OpenContexts()) {
     const auto manifest = store_->GetManifest(context->name());
     if (manifest.ok() && SameContext(*manifest, context->manifest())) continue;
     // Deleted, or another one has its name: who has it open keeps it.
@@ -259,35 +253,44 @@ absl::StatusOr<std::shared_ptr<Session>> Engine::OpenSession(const OpenRequest& 
                                    &requests_, request.tenant, std::move(on_close));
 }
 
-EngineStatistics Engine::Statistics() {
-  EngineStatistics statistics;
+v1::StatisticsResponse Engine::Statistics() {
+  v1::StatisticsResponse statistics;
+  const auto quantiles = [](const Histogram::Summary& summary,
+                            v1::StatisticsResponse::Quantiles* wire) {
+    wire->set_mean(summary.mean);
+    wire->set_p50(summary.p50);
+    wire->set_p90(summary.p90);
+    wire->set_p99(summary.p99);
+    wire->set_max(summary.max);
+  };
   for (int i = 0; i < kRequestKinds; ++i) {
-    statistics.kinds[i] = {latencies_.queued[i].Summarise(), latencies_.searched[i].Summarise()};
+    const Histogram::Summary queued = latencies_.queued[i].Summarise();
+    if (queued.count == 0) continue;
+    v1::StatisticsResponse::Latency* latency = statistics.add_latencies();
+    latency->set_kind(kRequestKindNames[i]);
+    latency->set_count(queued.count);
+    quantiles(queued, latency->mutable_queued());
+    quantiles(latencies_.searched[i].Summarise(), latency->mutable_searched());
   }
   const IndexCache::Counters indexes = indexes_.counters();
-  statistics.index_bytes = indexes.resident_bytes;
-  statistics.index_loads = indexes.loads;
-  statistics.index_evictions = indexes.evictions;
-  statistics.sessions = sessions_.load();
-  statistics.waiting = queue_.waiting();
-  statistics.refused = queue_.refused();
-  statistics.resident_bytes = resident_.ResidentBytes();
-  statistics.mapped_bytes = resident_.MappedBytes();
-  statistics.request_bytes = requests_.used_bytes();
-  statistics.part_bytes = requests_.part_bytes();
-  statistics.request_budget_bytes = requests_.limit_bytes();
-  statistics.requests_refused_bytes = requests_.refused();
-  statistics.layers_released = resident_.releases();
-  statistics.layers_loaded = loader_.loads();
-  statistics.files_changed = FileWatch::total_changes();
-  statistics.files_damaged = FileWatch::total_damaged();
+  statistics.set_index_bytes(indexes.resident_bytes);
+  statistics.set_index_loads(indexes.loads);
+  statistics.set_index_evictions(indexes.evictions);
+  statistics.set_sessions(sessions_.load());
+  statistics.set_waiting(queue_.waiting());
+  statistics.set_refused(queue_.refused());
+  statistics.set_resident_bytes(resident_.ResidentBytes());
+  statistics.set_layers_released(resident_.releases());
+  statistics.set_layers_loaded(loader_.loads());
+  statistics.set_files_changed(FileWatch::total_changes());
+  statistics.set_files_damaged(FileWatch::total_damaged());
   const BackgroundChecks::Counters checks = checks_.counters();
-  statistics.scrubbed_bytes = checks.scrubbed_bytes;
-  statistics.scrub_passes = checks.passes;
-  statistics.scrub_failures = checks.failures;
-  statistics.memory_budget_bytes = config_.memory_budget_bytes;
+  statistics.set_scrubbed_bytes(checks.scrubbed_bytes);
+  statistics.set_scrub_passes(checks.passes);
+  statistics.set_scrub_failures(checks.failures);
+  statistics.set_memory_budget_bytes(config_.memory_budget_bytes);
   absl::MutexLock lock(&contexts_mu_);
-  statistics.open_contexts = static_cast<int64_t>(contexts_.size());
+  statistics.set_open_contexts(static_cast<int64_t>(contexts_.size()));
   return statistics;
 }
 
@@ -318,15 +321,6 @@ absl::StatusOr<v1::TokensResponse> Engine::Tokens(const v1::TokensRequest& reque
   const int64_t end = std::min(manifest.tokens(), request.begin() + kMostTokens);
   ASSIGN_OR_RETURN(*reply.mutable_token_ids(), ReadTokenIds(*stored, request.begin(), end));
   return reply;
-}
-
-absl::StatusOr<std::unique_ptr<ContextExport>> Engine::Export(const std::string& name) const {
-  return store_->Export(name);
-}
-
-absl::StatusOr<std::unique_ptr<ContextImport>> Engine::Import(const std::string& name,
-                                                              const ImportGuard& guard) {
-  return store_->Import(name, guard);
 }
 
 absl::Status Engine::Verify(const std::string& name, bool deep, std::function<bool()> cancelled,

@@ -24,10 +24,10 @@
 #include "common/scheduling.h"
 #include "kvstore/engine/background_checks.h"
 #include "kvstore/engine/engine_config.h"
-#include "kvstore/engine/engine_statistics.h"
 #include "kvstore/engine/index_cache.h"
 #include "kvstore/engine/layer_loader.h"
 #include "kvstore/engine/open_context.h"
+#include "kvstore/engine/request_metrics.h"
 #include "kvstore/engine/resident_budget.h"
 #include "kvstore/engine/session.h"
 #include "kvstore/engine/verify_context.h"
@@ -35,6 +35,7 @@
 #include "kvstore/storage/context_stream.h"
 
 namespace carrel::v1 {
+class StatisticsResponse;
 class TokensRequest;
 class TokensResponse;
 }  // namespace carrel::v1
@@ -63,10 +64,6 @@ class Engine {
   // Of a read-only store: what another process published or deleted since is seen from now on.
   // OpenSession, List and Get do this themselves. Sessions keep what they have open.
   absl::Status Refresh();  // blocks
-  // A context's stream out of the store and into it (Store). The engine outlives them.
-  absl::StatusOr<std::unique_ptr<ContextExport>> Export(const std::string& name) const;  // blocks
-  absl::StatusOr<std::unique_ptr<ContextImport>> Import(const std::string& name,
-                                                        const ImportGuard& guard = {});  // blocks
   // Checks a context (verify_context.h), in a mapping of its own and on a background thread; calls
   // `done` from there. ResourceExhausted: another one is being checked.
   using Verified = absl::StatusOr<std::pair<v1::Manifest, VerifyReport>>;
@@ -92,13 +89,13 @@ class Engine {
   ThreadPool& pool() { return queue_.pool(); }  // for loops of callers without threads
 
   const EngineConfig& config() const { return config_; }
-  // For code that publishes in this process.
+  // For what brings contexts in, and takes them out.
   Store& store() { return *store_; }
   int64_t sessions() const { return sessions_.load(); }
   IndexCache::Counters index_counters() const { return indexes_.counters(); }
   // What clients make this process hold.
   ByteBudget& request_budget() { return requests_; }
-  EngineStatistics Statistics();  // does not wait
+  v1::StatisticsResponse Statistics();  // does not wait
 
  private:
   static std::function<void()> Behind(std::function<void()> task) {
@@ -115,6 +112,7 @@ class Engine {
 
   Engine(const EngineConfig& config, std::unique_ptr<Store> store);
   BackgroundChecks::Source ChecksSource();
+  std::vector<std::shared_ptr<OpenContext>> OpenContexts();
   void LookAtOpenContexts();
   void RemoveOldImports();
   // The one that is open, else one of its own.

@@ -323,7 +323,7 @@ TEST_F(EngineTest, OpenFromManyThreadsWhileItIsDeleted_EachGetsItOrIsTold) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(opened + not_found, 160);
   EXPECT_GT(opened, 0);
-  EXPECT_EQ(engine_->Statistics().sessions, 0);
+  EXPECT_EQ(engine_->Statistics().sessions(), 0);
   if (deleted == 0) {
     CARREL_EXPECT_OK(engine_->Delete("a"));
   }
@@ -368,13 +368,13 @@ TEST_F(EngineTest, RequestsBeyondTheBudgetOfBytes_AreRefusedAndLaterOnesServed) 
     }
     EXPECT_THAT(refused, StatusIs(StatusCode::kResourceExhausted, "request_budget_bytes=16777216"));
     EXPECT_GT(accepted, 0);
-    EXPECT_LE(engine_->Statistics().request_bytes, int64_t{16} << 20);
+    EXPECT_LE(engine_->request_budget().used_bytes(), int64_t{16} << 20);
     // Another session is not kept from a small request.
     const auto other = Open();
     CARREL_EXPECT_OK(other->Submit(1, MakeQuery(*contexts_[0], 3), done));
   }
-  while (engine_->Statistics().request_bytes > 0) std::this_thread::yield();
-  EXPECT_EQ(engine_->Statistics().requests_refused_bytes, 1);
+  while (engine_->request_budget().used_bytes() > 0) std::this_thread::yield();
+  EXPECT_EQ(engine_->request_budget().refused(), 1);
   CARREL_EXPECT_OK(AskAndCollect(*session, 99, large));
 }
 
@@ -385,9 +385,9 @@ TEST_F(EngineTest, CandidatesThatAreRemembered_CountUntilTheSessionEnds) {
   ahead.speculative = true;
   ahead.want = Want::kIds;
   CARREL_ASSERT_OK(AskAndCollect(*session, 1, ahead));
-  EXPECT_GT(engine_->Statistics().request_bytes, 0);
+  EXPECT_GT(engine_->request_budget().used_bytes(), 0);
   session.reset();
-  while (engine_->Statistics().request_bytes > 0) std::this_thread::yield();
+  while (engine_->request_budget().used_bytes() > 0) std::this_thread::yield();
 }
 
 TEST_F(EngineTest, Queue_Full_IsResourceExhaustedAndTheSessionSurvives) {

@@ -1,6 +1,5 @@
-#include "kvstore/engine/fingerprint_check.h"
-
 #include "common/test_util.h"
+#include "kvstore/engine/validate.h"
 
 namespace carrel::kvstore {
 namespace {

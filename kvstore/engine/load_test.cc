@@ -2,6 +2,7 @@
 #include <atomic>
 #include <thread>
 
+#include "carrel/v1/context.pb.h"
 #include "common/test_util.h"
 #include "kvstore/engine/test_context.h"
 #include "kvstore/storage/store.h"
@@ -78,17 +79,17 @@ class LoadTest : public testing::TestWithParam<IndexKind> {
 TEST_P(LoadTest, SixtyFourSessions_EachGetsWhatASingleOneGets) {
   Open(1024);
   EXPECT_EQ(AskFromAll(), 0);
-  const EngineStatistics statistics = engine_->Statistics();
+  const v1::StatisticsResponse statistics = engine_->Statistics();
   int64_t counted = 0;
-  for (const auto& kind : statistics.kinds) counted += kind.searched.count;
+  for (const auto& kind : statistics.latencies()) counted += kind.count();
   EXPECT_EQ(counted, (kSessions + 1) * kQueries);
-  EXPECT_EQ(statistics.refused, 0);
+  EXPECT_EQ(statistics.refused(), 0);
 }
 
 TEST_P(LoadTest, RoomForFewRequests_OthersAreRefusedAndNoAnswerIsWrong) {
   Open(2);
   const int64_t refused = AskFromAll();
-  EXPECT_EQ(engine_->Statistics().refused, refused);
+  EXPECT_EQ(engine_->Statistics().refused(), refused);
   std::cout << refused << " of " << kSessions * kQueries << " refused\n";
 }
 

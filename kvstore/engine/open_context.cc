@@ -11,7 +11,7 @@
 #include "common/status.h"
 #include "kvstore/index/index_spec.h"
 #include "kvstore/index/index_type.h"
-#include "kvstore/index/rows/stored_drift.h"
+#include "kvstore/index/rows/stored_queries.h"
 #include "kvstore/index/summaries/summaries.h"
 #include "kvstore/storage/store.h"
 
@@ -214,7 +214,7 @@ absl::Status OpenContext::WithIndex(Layer layer, KvHead kv_head, const MappedHea
       {id_, layer, kv_head, opening_, rows.changes},
       [&]() -> absl::StatusOr<int64_t> {
         ASSIGN_OR_RETURN(blob, Blob::Open(*stored_, layer, Kind::kIndex, kv_head));
-        return IndexHeapBytes(params.kind, blob.size());
+        return IndexTypeOf(params.kind).HeapBytes(blob.size());
       },
       [&] { return OpenIndex(params, std::move(blob), rows.keys); });
   if (!lease.ok()) {

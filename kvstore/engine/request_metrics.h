@@ -6,9 +6,21 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "kvstore/engine/engine_statistics.h"
+#include "common/histogram.h"
 
 namespace carrel::kvstore {
+
+// One per want of a query, and one for fetched rows.
+enum class RequestKind : uint8_t { kIds = 0, kRows = 1, kValues = 2, kAttend = 3, kFetch = 4 };
+inline constexpr int kRequestKinds = 5;
+inline constexpr const char* kRequestKindNames[kRequestKinds] = {"ids", "rows", "values", "attend",
+                                                                 "fetch"};
+
+// Kept by the engine, added to by its sessions.
+struct RequestLatencies {
+  Histogram queued[kRequestKinds];    // from acceptance to a thread's start on it
+  Histogram searched[kRequestKinds];  // from then until the reply can be taken
+};
 
 // Makes the series that alerts look at, at 0: from a counter that begins at 1 no increase is seen. Before
 // the first scrape.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "carrel/v1/context.pb.h"
 #include "common/test_util.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/engine/test_context.h"
@@ -96,8 +97,8 @@ TEST_F(ScannedHeadsTest, Answers_DoNotDependOnRoomThreadsOrTokensAskedTogether) 
     }
   }
   const int64_t heads = context_->spec().shape.kv_heads, rows = context_->spec().tokens;
-  EXPECT_GE(roomy->Statistics().index_bytes, heads * rows * 36);
-  EXPECT_EQ(full->Statistics().index_bytes, 0);
+  EXPECT_GE(roomy->Statistics().index_bytes(), heads * rows * 36);
+  EXPECT_EQ(full->Statistics().index_bytes(), 0);
 }
 
 TEST_F(ScannedHeadsTest, MeasuredMass_IsExactAndChangesNoRow) {
@@ -127,10 +128,10 @@ TEST_F(ScannedHeadsTest, WhatIsKept_GoesWithTheContext) {
   const auto engine = MakeEngine(int64_t{1} << 40, 2);
   auto session = Open(*engine);
   (void)Answer(*session, Request(Want::kIds, select::TopK{20}, 0, 1));
-  EXPECT_GT(engine->Statistics().index_bytes, 0);
+  EXPECT_GT(engine->Statistics().index_bytes(), 0);
   session = nullptr;
   CARREL_ASSERT_OK(engine->Delete("report"));
-  EXPECT_EQ(engine->Statistics().index_bytes, 0);
+  EXPECT_EQ(engine->Statistics().index_bytes(), 0);
 }
 
 }  // namespace

@@ -5,10 +5,10 @@
 #include <utility>
 
 #include "common/status.h"
-#include "kernels/score/dot_score/dot_score.h"
 #include "kernels/score/group_score/group_score.h"
 #include "kernels/select/topk/topk.h"
 #include "kvstore/index/int8_scan.h"
+#include "kvstore/index/search_util.h"
 
 namespace carrel::kvstore {
 namespace {
@@ -239,17 +239,12 @@ absl::Status SelectAmong(const SelectParams& p, const CandidateIds& among, Selec
   if (n == 0) return absl::OkStatus();
   const int64_t group = p.context->shape().group();
   SearchScratch& scratch = ThreadScratch();
-  RETURN_IF_ERROR(p.rows->keys.VerifyRows(candidates.data(), n));
-  scratch.pointers.resize(n);
-  for (int64_t j = 0; j < n; ++j) {
-    scratch.pointers[j] = p.rows->keys.Address(candidates[j]);
-  }
   scratch.scores.resize(static_cast<size_t>(group * n));
+  RETURN_IF_ERROR(ScoreRows(MakeSearch(p, n), p.rows->keys, candidates.data(), n, scratch,
+                            scratch.scores.data()));
   scratch.group_scores.resize(n);
   thread_local std::vector<float> base;
   base.resize(group);
-  kernels::DotScoreRows(p.queries, group, p.context->shape().head_dim, scratch.pointers.data(), n,
-                        p.context->scale(), scratch.scores.data(), n);
   for (int64_t h = 0; h < group; ++h) {
     const float found = kernels::LogSumExp(&scratch.scores[h * n], n);
     const float rest = among.rest.Lse(h, p.queries + h * p.context->shape().head_dim);

@@ -26,10 +26,10 @@
 #include "common/byte_budget.h"
 #include "common/thread_pool.h"
 #include "kvstore/engine/engine_config.h"
-#include "kvstore/engine/engine_statistics.h"
 #include "kvstore/engine/open_context.h"
 #include "kvstore/engine/reply.h"
 #include "kvstore/engine/request.h"
+#include "kvstore/engine/request_metrics.h"
 #include "kvstore/engine/work_queue.h"
 
 namespace carrel::kvstore {

@@ -18,4 +18,9 @@ absl::Status ValidateQuery(const QueryRequest& request, const OpenContext& conte
 absl::Status ValidateFetch(const FetchRequest& request, const OpenContext& context,
                            const EngineConfig& config);
 
+// Whether the rows of a context are those that a model would compute. InvalidArgument an empty fingerprint or a
+// name given twice; FailedPrecondition names every field that differs, is missing or is too many, with both
+// values.
+absl::Status CheckFingerprint(const FingerprintFields& context, const FingerprintFields& model);
+
 }  // namespace carrel::kvstore

@@ -8,7 +8,6 @@
 #include "kvstore/index/index_type.h"
 #include "kvstore/index/rows/blob.h"
 #include "kvstore/index/rows/rows.h"
-#include "kvstore/index/rows/stored_drift.h"
 #include "kvstore/index/rows/stored_queries.h"
 #include "kvstore/index/summaries/summaries.h"
 #include "kvstore/storage/store.h"

@@ -8,20 +8,7 @@
 namespace carrel::kvstore {
 namespace {
 
-bool IsKnown(Kind kind) {
-  switch (kind) {
-    case Kind::kManifest:
-    case Kind::kTokenIds:
-    case Kind::kKeyRows:
-    case Kind::kValueRows:
-    case Kind::kSampledQueries:
-    case Kind::kIndex:
-    case Kind::kSummaries:
-    case Kind::kQueryDrift:
-      return true;
-  }
-  return false;
-}
+constexpr absl::string_view kUnknown = "unknown";
 
 bool IsOfWholeContext(Kind kind) { return kind == Kind::kManifest || kind == Kind::kTokenIds; }
 
@@ -30,29 +17,23 @@ bool IsOfAHead(Kind kind) { return !IsOfWholeContext(kind) && kind != Kind::kQue
 }  // namespace
 
 absl::string_view KindName(Kind kind) {
-  switch (kind) {
-    case Kind::kManifest:
-      return "manifest";
-    case Kind::kTokenIds:
-      return "token ids";
-    case Kind::kKeyRows:
-      return "K rows";
-    case Kind::kValueRows:
-      return "V rows";
-    case Kind::kSampledQueries:
-      return "sampled queries";
-    case Kind::kIndex:
-      return "index";
-    case Kind::kSummaries:
-      return "summaries";
-    case Kind::kQueryDrift:
-      return "query drift";
+  static constexpr std::pair<Kind, absl::string_view> kNames[] = {
+      {Kind::kManifest, "manifest"},
+      {Kind::kTokenIds, "token ids"},
+      {Kind::kKeyRows, "K rows"},
+      {Kind::kValueRows, "V rows"},
+      {Kind::kSampledQueries, "sampled queries"},
+      {Kind::kIndex, "index"},
+      {Kind::kSummaries, "summaries"},
+      {Kind::kQueryDrift, "query drift"}};
+  for (const auto& [of, name] : kNames) {
+    if (of == kind) return name;
   }
-  return "unknown";
+  return kUnknown;
 }
 
 absl::Status ValidateKey(const SegmentKey& key) {
-  if (!IsKnown(key.kind)) {
+  if (KindName(key.kind) == kUnknown) {
     return absl::InvalidArgumentError(
         absl::StrCat("key: kind ", static_cast<int>(key.kind), " is unknown"));
   }

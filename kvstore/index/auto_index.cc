@@ -167,7 +167,8 @@ std::vector<IndexKind> AutomaticKinds() {
 IndexKind LargestAutomaticKind(int64_t head_dim) {
   const std::vector<IndexKind> kinds = AutomaticKinds();
   return *std::max_element(kinds.begin(), kinds.end(), [head_dim](IndexKind a, IndexKind b) {
-    return IndexBytesPerKey({.kind = a}, head_dim) < IndexBytesPerKey({.kind = b}, head_dim);
+    return IndexTypeOf(a).BytesPerKey({.kind = a}, head_dim) <
+           IndexTypeOf(b).BytesPerKey({.kind = b}, head_dim);
   });
 }
 

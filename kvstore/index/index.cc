@@ -84,16 +84,9 @@ absl::StatusOr<std::unique_ptr<Index>> OpenIndex(const IndexParams& params, Blob
   return IndexTypeOf(params.kind).Open(params, std::move(blob), std::move(keys));
 }
 
-int64_t DefaultEffort(const IndexParams& params, int64_t top_k, int64_t rows) {
-  return IndexTypeOf(params.kind).DefaultEffort(params, top_k, rows);
-}
-
-int64_t IndexBytesPerKey(const IndexParams& params, int64_t head_dim) {
-  return IndexTypeOf(params.kind).BytesPerKey(params, head_dim);
-}
-
-int64_t IndexHeapBytes(IndexKind kind, int64_t blob_bytes) {
-  return IndexTypeOf(kind).HeapBytes(blob_bytes);
+int64_t EffortOf(const IndexParams& params, int64_t top_k, int64_t rows) {
+  return params.effort > 0 ? params.effort
+                           : IndexTypeOf(params.kind).DefaultEffort(params, top_k, rows);
 }
 
 }  // namespace carrel::kvstore

@@ -63,7 +63,7 @@ struct IndexParams {
   int32_t ef_construction = 100;  // hnsw: beam width of construction, m .. 4096
   // Default effort of a search, 0 .. 65536; more finds more. hnsw, graph: beam width (at least as
   // many as rows are wanted). ivf: lists probed. code, int8: rows scored exactly (at least as many
-  // as are wanted). 0: DefaultEffort.
+  // as are wanted). 0: IndexType::DefaultEffort.
   int32_t effort = 0;
   int32_t code_bits = 128;  // code: 64, 128 or 256
   // code: random directions, or learned (needs sampled queries), see code.h.
@@ -176,13 +176,7 @@ absl::StatusOr<std::string> BuildIndex(const IndexParams& params, const Rows& ke
 // do not fit. code and int8 keep the blob mapped; the others read it.
 absl::StatusOr<std::unique_ptr<Index>> OpenIndex(const IndexParams& params, Blob blob, Rows keys);
 
-// What a search does where neither request nor params say: each kind's own (index_type.h).
-int64_t DefaultEffort(const IndexParams& params, int64_t top_k, int64_t rows);
-
-// About how many bytes a blob has per key: for planning disk space.
-int64_t IndexBytesPerKey(const IndexParams& params, int64_t head_dim);
-
-// Heap that opening an index of this kind takes at most, given its blob's size.
-int64_t IndexHeapBytes(IndexKind kind, int64_t blob_bytes);
+// What a search does where the request does not say: the params' effort, else the kind's own (index_type.h).
+int64_t EffortOf(const IndexParams& params, int64_t top_k, int64_t rows);
 
 }  // namespace carrel::kvstore

@@ -38,8 +38,8 @@ class IndexType {
   // What it is in a few words, for people.
   virtual std::string Describe(const IndexParams& params) const = 0;
   // Those that it takes beside the effort.
-  virtual std::vector<IndexField> Fields(const IndexParams& params) const = 0;
-  virtual absl::Status Validate(const IndexParams& params) const = 0;
+  virtual std::vector<IndexField> Fields(const IndexParams&) const { return {}; }
+  virtual absl::Status Validate(const IndexParams&) const { return absl::OkStatus(); }
   // Whether this program builds it; what it cannot build it may still open.
   virtual absl::Status CheckBuild(const IndexParams&) const { return absl::OkStatus(); }
 
@@ -68,11 +68,13 @@ class IndexType {
   // About what a search took on a reference machine, from what it visited: nanoseconds.
   virtual double SearchNs(const IndexParams& params, const SearchResult& result, int64_t group,
                           int64_t zone_rows) const = 0;
+  // About how many bytes a blob has per key: for planning disk space.
   virtual int64_t BytesPerKey(const IndexParams& params, int64_t head_dim) const = 0;
   // Of a blob beside its keys, about.
   virtual int64_t FixedBytes(const IndexParams& /*params*/, int64_t /*head_dim*/) const {
     return exact() ? 0 : 4096;
   }
+  // That opening one takes at most.
   virtual int64_t HeapBytes(int64_t blob_bytes) const { return blob_bytes; }
 };
 

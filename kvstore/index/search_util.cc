@@ -75,20 +75,10 @@ absl::Status ValidateRequest(const SearchRequest& request, const Rows& keys) {
   return absl::OkStatus();
 }
 
-absl::Status ScoreRows(const SearchRequest& request, const Rows& keys,
-                       absl::Span<const int64_t> ids, SearchScratch& scratch, float* scores) {
-  const auto rows = static_cast<int64_t>(ids.size());
-  RETURN_IF_ERROR(keys.VerifyRows(ids.data(), rows));
-  scratch.pointers.resize(ids.size());
-  for (size_t i = 0; i < ids.size(); ++i) scratch.pointers[i] = keys.Address(ids[i]);
-  kernels::DotScoreRows(request.queries, request.group, keys.head_dim(), scratch.pointers.data(),
-                        rows, request.scale, scores, rows, request.pool);
-  return absl::OkStatus();
-}
-
 absl::Status ScoreIds(const SearchRequest& request, const Rows& keys, SearchScratch& scratch) {
   scratch.scores.resize(static_cast<size_t>(request.group) * scratch.ids.size());
-  return ScoreRows(request, keys, scratch.ids, scratch, scratch.scores.data());
+  return ScoreRows(request, keys, scratch.ids.data(), static_cast<int64_t>(scratch.ids.size()),
+                   scratch, scratch.scores.data());
 }
 
 absl::Status ScoreZone(const float* queries, int64_t vectors, float scale, const Rows& keys,

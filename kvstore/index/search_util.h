@@ -13,6 +13,9 @@ absl::Status CheckBuiltOver(absl::string_view kind, int64_t rows, int64_t head_d
                             uint32_t rows_crc, const Rows& keys, int64_t checked = kCheckedRows);
 
 absl::Status ValidateRequest(const SearchRequest& request, const Rows& keys);
+inline int64_t EffortOf(const SearchRequest& request, const IndexParams& params, int64_t rows) {
+  return request.effort > 0 ? request.effort : EffortOf(params, request.top_k, rows);
+}
 
 // Parts of a range, `part` long but for the last, on the pool's threads where there is one. One of the
 // errors, if there are any.
@@ -28,9 +31,10 @@ absl::Status ScoreZone(const float* queries, int64_t vectors, float scale, const
 absl::Status ScanZone(const SearchRequest& request, const Rows& keys, SearchScratch& scratch,
                       SearchResult& result);
 
-// Scores these rows for every head of the group: scores [group, ids]. Uses scratch.pointers.
-absl::Status ScoreRows(const SearchRequest& request, const Rows& keys,
-                       absl::Span<const int64_t> ids, SearchScratch& scratch, float* scores);
+// Scores n rows for every head of the group: scores [group, n]. Uses scratch.pointers.
+template <typename Id>
+absl::Status ScoreRows(const SearchRequest& request, const Rows& keys, const Id* ids, int64_t n,
+                       SearchScratch& scratch, float* scores);
 // The same of scratch.ids into scratch.scores.
 absl::Status ScoreIds(const SearchRequest& request, const Rows& keys, SearchScratch& scratch);
 
@@ -50,10 +54,23 @@ void TakeBest(const SearchRequest& request, IdOf id_of, ScoreOf score_of, Search
 #include <algorithm>
 #include <cmath>
 
+#include "common/status.h"
+#include "kernels/score/dot_score/dot_score.h"
 #include "kernels/score/group_score/group_score.h"
 #include "kernels/select/topk/topk.h"
 
 namespace carrel::kvstore {
+
+template <typename Id>
+absl::Status ScoreRows(const SearchRequest& request, const Rows& keys, const Id* ids, int64_t n,
+                       SearchScratch& scratch, float* scores) {
+  RETURN_IF_ERROR(keys.VerifyRows(ids, n));
+  scratch.pointers.resize(static_cast<size_t>(n));
+  for (size_t i = 0; i < scratch.pointers.size(); ++i) scratch.pointers[i] = keys.Address(ids[i]);
+  kernels::DotScoreRows(request.queries, request.group, keys.head_dim(), scratch.pointers.data(), n,
+                        request.scale, scores, n, request.pool);
+  return absl::OkStatus();
+}
 
 template <typename IdOf, typename ScoreOf>
 void TakeBest(const SearchRequest& request, IdOf id_of, ScoreOf score_of, SearchScratch& scratch,

@@ -242,6 +242,15 @@ absl::StatusOr<std::vector<BoundName>> Bucket::ListNames(
   return names;
 }
 
+absl::StatusOr<std::map<std::string, int64_t>> Bucket::FileSizes(absl::string_view id) const {
+  std::map<std::string, int64_t> sizes;
+  RETURN_IF_ERROR(client_->ForEach(ContextFolder(id), [&](const ListedObject& object) {
+    sizes[object.key] = object.size;
+    return absl::OkStatus();
+  }));
+  return sizes;
+}
+
 absl::StatusOr<BucketManifest> Bucket::ReadManifest(const std::string& id) const {
   const std::string key = ManifestKey(id);
   ASSIGN_OR_RETURN(const std::string bytes, client_->Read(key, kMostManifestObject));

@@ -82,6 +82,8 @@ class Bucket {
   absl::StatusOr<std::vector<BoundName>> ListNames(
       std::vector<absl::Status>* unreadable,
       const std::map<std::string, BoundName>* known = nullptr) const;
+  // Of what lies under a context's id: keys and sizes.
+  absl::StatusOr<std::map<std::string, int64_t>> FileSizes(absl::string_view id) const;
   // NotFound: none, or not any more.
   absl::StatusOr<BucketManifest> ReadManifest(const std::string& id) const;
   // Of a name: also that it is the manifest that the name is bound to.

@@ -21,7 +21,6 @@
 #include "kvstore/remote/push.h"
 #include "kvstore/remote/remote_test_util.h"
 #include "kvstore/remote/sweep.h"
-#include "kvstore/remote/upload.h"
 #include "kvstore/storage/store_test_util.h"
 
 namespace carrel::kvstore {

@@ -1,4 +1,4 @@
-// What:   where credentials come from, behind one interface, and when they are asked for again.
+// What:   where credentials come from, and when they are asked for again.
 // Source: AWS SDKs and Tools reference: environment variables, the shared credentials file, web identity
 //         (AssumeRoleWithWebIdentity), instance metadata (IMDSv2); they are asked in that order.
 // Errors: NotFound this source has none (names what it looked at); Unauthenticated it has some that do
@@ -9,23 +9,19 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "kvstore/remote/http_client.h"
 #include "kvstore/remote/signature.h"
 
 namespace carrel::kvstore {
-
-class CredentialsProvider {
- public:
-  virtual ~CredentialsProvider() = default;
-  // Those that hold now; of temporary ones those that were fetched last, until they are nearly over.
-  virtual absl::StatusOr<Credentials> Get() = 0;
-  // The server says that these are over: the next Get fetches others, if there is where.
-  virtual void Expired(const Credentials& /*credentials*/) {}
-};
 
 // The value of an environment variable; empty: not set. Tests have one of their own.
 using Environment = std::function<std::string(const char* name)>;
@@ -38,20 +34,34 @@ struct CredentialsOptions {
   Environment environment = ProcessEnvironment;
 };
 
-// One source each. A file is read, and a service asked, at each Get.
-std::unique_ptr<CredentialsProvider> GivenCredentials(Credentials credentials);
-std::unique_ptr<CredentialsProvider> EnvironmentCredentials(const CredentialsOptions& options);
-std::unique_ptr<CredentialsProvider> FileCredentials(const CredentialsOptions& options);
-std::unique_ptr<CredentialsProvider> WebIdentityCredentials(const CredentialsOptions& options);
-std::unique_ptr<CredentialsProvider> InstanceCredentials(const CredentialsOptions& options);
+// One place where they may be: a file is read, and a service asked, at each call.
+using CredentialsSource = std::function<absl::StatusOr<Credentials>()>;
+CredentialsSource EnvironmentCredentials(const CredentialsOptions& options);
+CredentialsSource FileCredentials(const CredentialsOptions& options);
+CredentialsSource WebIdentityCredentials(const CredentialsOptions& options);
+CredentialsSource InstanceCredentials(const CredentialsOptions& options);
 
-// Keeps what `source` gave until kRenewBefore before it expires. Where a renewal fails and what there
-// is still holds, that is given.
+// How long before they expire others are fetched. Where that fails, what there is serves as long as it holds.
 inline constexpr absl::Duration kRenewBefore = absl::Minutes(5);
-std::unique_ptr<CredentialsProvider> KeptCredentials(std::unique_ptr<CredentialsProvider> source);
-// The first source that has some; it is the one that is asked from then on.
-std::unique_ptr<CredentialsProvider> FirstOf(
-    std::vector<std::unique_ptr<CredentialsProvider>> sources);
+
+class CredentialsProvider {
+ public:
+  struct Source {
+    CredentialsSource get;
+    bool keep = false;  // what it gave is given again until it is nearly over
+  };
+  // The first source that has some is the one that is asked from then on.
+  explicit CredentialsProvider(std::vector<Source> sources) : sources_(std::move(sources)) {}
+  absl::StatusOr<Credentials> Get();
+  // The server says that these are over: the next Get fetches others, if there is where.
+  void Expired(const Credentials& credentials);
+
+ private:
+  absl::Mutex mu_;
+  const std::vector<Source> sources_;
+  const Source* chosen_ ABSL_GUARDED_BY(mu_) = nullptr;
+  std::optional<Credentials> kept_ ABSL_GUARDED_BY(mu_);  // of chosen_
+};
 
 // All of the above. A profile that is named is asked for before the environment.
 std::unique_ptr<CredentialsProvider> DefaultCredentials(const CredentialsOptions& options);

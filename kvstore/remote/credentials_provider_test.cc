@@ -53,14 +53,14 @@ class CredentialsProviderTest : public testing::Test {
 };
 
 TEST_F(CredentialsProviderTest, Environment_WithOrWithoutAToken) {
-  EXPECT_THAT(EnvironmentCredentials(Options())->Get(),
+  EXPECT_THAT(EnvironmentCredentials(Options())(),
               StatusIs(StatusCode::kNotFound, "AWS_ACCESS_KEY_ID"));
   variables_ = {{"AWS_ACCESS_KEY_ID", "a"}};
-  EXPECT_THAT(EnvironmentCredentials(Options())->Get(),
+  EXPECT_THAT(EnvironmentCredentials(Options())(),
               StatusIs(StatusCode::kUnauthenticated, "one is not set"));
   variables_["AWS_SECRET_ACCESS_KEY"] = "b";
   variables_["AWS_SESSION_TOKEN"] = "c";
-  const auto found = EnvironmentCredentials(Options())->Get();
+  const auto found = EnvironmentCredentials(Options())();
   CARREL_ASSERT_OK(found);
   EXPECT_EQ(found->access_key + found->secret_key + found->session_token, "abc");
 }
@@ -70,16 +70,16 @@ TEST_F(CredentialsProviderTest, File_HasProfiles) {
       "credentials",
       "# a comment\n[default]\naws_access_key_id = one\naws_secret_access_key=  s1 \n\n"
       "[other]\naws_access_key_id=two\naws_secret_access_key=s2\naws_session_token=t2\n[empty]\n");
-  EXPECT_EQ(FileCredentials(Options())->Get()->access_key, "one");
-  EXPECT_EQ(FileCredentials(Options())->Get()->secret_key, "s1");
+  EXPECT_EQ(FileCredentials(Options())()->access_key, "one");
+  EXPECT_EQ(FileCredentials(Options())()->secret_key, "s1");
   variables_["AWS_PROFILE"] = "other";
-  EXPECT_EQ(FileCredentials(Options())->Get()->session_token, "t2");
+  EXPECT_EQ(FileCredentials(Options())()->session_token, "t2");
   CredentialsOptions options = Options();
   options.profile = "empty";
-  EXPECT_THAT(FileCredentials(options)->Get(),
+  EXPECT_THAT(FileCredentials(options)(),
               StatusIs(StatusCode::kUnauthenticated, "[empty] has no aws_access_key_id"));
   options.profile = "none";
-  EXPECT_THAT(FileCredentials(options)->Get(),
+  EXPECT_THAT(FileCredentials(options)(),
               StatusIs(StatusCode::kNotFound, "[none]: there is no such profile"));
 }
 
@@ -95,7 +95,8 @@ TEST_F(CredentialsProviderTest, WebIdentity_IsTradedForARoleAndRenewedBeforeItEn
     return FakeReply{.body = Role(static_cast<int>(asked->size()),
                                   asked->size() == 1 ? absl::Minutes(2) : absl::Hours(1))};
   });
-  const auto provider = KeptCredentials(WebIdentityCredentials(Options()));
+  const auto provider = std::make_unique<CredentialsProvider>(
+      std::vector<CredentialsProvider::Source>{{WebIdentityCredentials(Options()), /*keep=*/true}});
   EXPECT_EQ(provider->Get()->access_key, "role-1");
   EXPECT_EQ(provider->Get()->access_key, "role-2");
   EXPECT_EQ(provider->Get()->access_key, "role-2");
@@ -114,7 +115,7 @@ TEST_F(CredentialsProviderTest, WebIdentity_IsTradedForARoleAndRenewedBeforeItEn
                          "<ErrorResponse><Error><Code>ExpiredTokenException</Code>"
                          "<Message>IDENTITY is over</Message></Error></ErrorResponse>"};
   });
-  const auto refused = WebIdentityCredentials(Options())->Get();
+  const auto refused = WebIdentityCredentials(Options())();
   EXPECT_THAT(refused, StatusIs(StatusCode::kUnauthenticated, "ExpiredTokenException"));
   EXPECT_THAT(refused.status().ToString(), Not(HasSubstr("IDENTITY")));
 }
@@ -132,12 +133,12 @@ TEST_F(CredentialsProviderTest, InstanceMetadata_OfVersion2) {
                          "{\"AccessKeyId\":\"a\",\"SecretAccessKey\":\"b\",\"Token\":\"c\","
                          "\"Expiration\":\"2099-01-01T00:00:00Z\"}"};
   });
-  const auto found = InstanceCredentials(Options())->Get();
+  const auto found = InstanceCredentials(Options())();
   CARREL_ASSERT_OK(found);
   EXPECT_EQ(found->access_key + found->secret_key + found->session_token, "abc");
   EXPECT_EQ(absl::FormatTime("%Y", found->expires, absl::UTCTimeZone()), "2099");
   variables_["AWS_EC2_METADATA_DISABLED"] = "TRUE";
-  EXPECT_THAT(InstanceCredentials(Options())->Get(), StatusIs(StatusCode::kNotFound, "DISABLED"));
+  EXPECT_THAT(InstanceCredentials(Options())(), StatusIs(StatusCode::kNotFound, "DISABLED"));
 }
 
 TEST_F(CredentialsProviderTest, NoSourceHasSome_AllAreNamed) {

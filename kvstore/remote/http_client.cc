@@ -177,40 +177,37 @@ absl::Status StatusOf(CURLcode code, const char* detail, const Transfer& transfe
 
 }  // namespace
 
-struct HttpClient::Handle {
-  Handle() : curl(curl_easy_init()) { CARREL_CHECK(curl != nullptr); }
-  ~Handle() { curl_easy_cleanup(curl); }
-  CURL* const curl;
-};
-
 HttpClient::HttpClient(std::string ca_file) : ca_file_(std::move(ca_file)) { InitCurl(); }
-HttpClient::~HttpClient() = default;
 
-std::unique_ptr<HttpClient::Handle> HttpClient::Take() {
+HttpClient::Handle HttpClient::Take() {
   absl::MutexLock lock(&mu_);
-  if (idle_.empty()) return std::make_unique<Handle>();
-  std::unique_ptr<Handle> handle = std::move(idle_.back());
+  if (idle_.empty()) {
+    Handle handle(curl_easy_init(), curl_easy_cleanup);
+    CARREL_CHECK(handle != nullptr);
+    return handle;
+  }
+  Handle handle = std::move(idle_.back());
   idle_.pop_back();
   return handle;
 }
 
-void HttpClient::GiveBack(std::unique_ptr<Handle> handle) {
-  curl_easy_reset(handle->curl);  // keeps its connections
+void HttpClient::GiveBack(Handle handle) {
+  curl_easy_reset(handle.get());  // keeps its connections
   absl::MutexLock lock(&mu_);
   if (idle_.size() < kMostIdle) idle_.push_back(std::move(handle));
 }
 
 absl::StatusOr<HttpReply> HttpClient::Send(const HttpRequest& request) {
-  std::unique_ptr<Handle> handle = Take();
+  Handle handle = Take();
   Transfer transfer{.request = request};
   char detail[CURL_ERROR_SIZE] = "";
   curl_slist* const headers = HeaderList(request);
   const absl::Cleanup free_headers = [headers] { curl_slist_free_all(headers); };
-  curl_easy_setopt(handle->curl, CURLOPT_HTTPHEADER, headers);
-  curl_easy_setopt(handle->curl, CURLOPT_ERRORBUFFER, detail);
-  if (!ca_file_.empty()) curl_easy_setopt(handle->curl, CURLOPT_CAINFO, ca_file_.c_str());
-  SetUp(handle->curl, transfer);
-  const CURLcode code = curl_easy_perform(handle->curl);
+  curl_easy_setopt(handle.get(), CURLOPT_HTTPHEADER, headers);
+  curl_easy_setopt(handle.get(), CURLOPT_ERRORBUFFER, detail);
+  if (!ca_file_.empty()) curl_easy_setopt(handle.get(), CURLOPT_CAINFO, ca_file_.c_str());
+  SetUp(handle.get(), transfer);
+  const CURLcode code = curl_easy_perform(handle.get());
   const absl::Status status =
       code == CURLE_OK ? absl::OkStatus() : StatusOf(code, detail, transfer);
   GiveBack(std::move(handle));

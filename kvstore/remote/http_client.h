@@ -49,18 +49,17 @@ class HttpClient {
  public:
   // ca_file: PEM of the authorities to trust; empty: the system's. It is read by each connection.
   explicit HttpClient(std::string ca_file = "");
-  ~HttpClient();
 
   absl::StatusOr<HttpReply> Send(const HttpRequest& request);
 
  private:
-  struct Handle;
-  std::unique_ptr<Handle> Take();
-  void GiveBack(std::unique_ptr<Handle> handle);
+  using Handle = std::unique_ptr<void, void (*)(void*)>;  // libcurl's
+  Handle Take();
+  void GiveBack(Handle handle);
 
   const std::string ca_file_;
   absl::Mutex mu_;
-  std::vector<std::unique_ptr<Handle>> idle_ ABSL_GUARDED_BY(mu_);
+  std::vector<Handle> idle_ ABSL_GUARDED_BY(mu_);
 };
 
 // Without query and fragment, for messages.

@@ -1,21 +1,69 @@
 #include "kvstore/remote/push.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "carrel/v1/context.pb.h"
 #include "common/checksum.h"
+#include "common/hmac.h"
 #include "common/status.h"
 #include "common/thrown.h"
 #include "kvstore/format/context_name.h"
 #include "kvstore/format/manifest.h"
-#include "kvstore/remote/upload.h"
-#include "kvstore/storage/context_export.h"
+#include "kvstore/storage/context_stream.h"
 
 namespace carrel::kvstore {
 namespace {
+
+std::string Base64Sha256Of(absl::string_view bytes) {
+  return absl::Base64Escape(absl::HexStringToBytes(Sha256Hex(bytes)));
+}
+
+// Whether the server's part has these bytes, by its SHA-256, or where the server keeps none by the MD5 in
+// its tag. What cannot be told is sent again.
+bool IsSame(const ListedPart& part, absl::string_view bytes) {
+  if (part.size != static_cast<int64_t>(bytes.size())) return false;
+  if (!part.sha256.empty()) return part.sha256 == Base64Sha256Of(bytes);
+  return absl::StrContains(part.etag, Md5Hex(bytes));
+}
+
+// An upload of the key that somebody began and that is not over; or a new one.
+absl::StatusOr<std::string> FindOrBegin(S3Client& client, const std::string& key) {
+  ASSIGN_OR_RETURN(const std::vector<ListedUpload> uploads, client.ListUploads(key));
+  for (const ListedUpload& upload : uploads) {
+    if (upload.key == key) return upload.id;
+  }
+  return client.BeginUpload(key);
+}
+
+absl::Status UploadParts(S3Client& client, const std::string& key, absl::string_view bytes,
+                         const std::function<void(int64_t)>& sent, int64_t part_bytes) {
+  ASSIGN_OR_RETURN(const std::string upload, FindOrBegin(client, key));
+  ASSIGN_OR_RETURN(const std::vector<ListedPart> listed, client.ListParts(key, upload));
+  std::map<int, const ListedPart*> there;
+  for (const ListedPart& part : listed) there[part.number] = &part;
+  std::vector<UploadedPart> parts;
+  const auto size = static_cast<int64_t>(bytes.size());
+  for (int64_t begin = 0; begin < size; begin += part_bytes) {
+    const int number = static_cast<int>(parts.size()) + 1;
+    const absl::string_view part =
+        bytes.substr(static_cast<size_t>(begin), static_cast<size_t>(part_bytes));
+    const auto known = there.find(number);
+    if (known != there.end() && IsSame(*known->second, part)) {
+      parts.push_back(
+          {.number = number, .etag = known->second->etag, .sha256 = Base64Sha256Of(part)});
+      continue;
+    }
+    ASSIGN_OR_RETURN(UploadedPart uploaded, client.UploadPart(key, upload, number, part));
+    parts.push_back(std::move(uploaded));
+    sent(static_cast<int64_t>(part.size()));
+  }
+  return client.CompleteUpload(key, upload, parts);
+}
 
 absl::Status NameIsTaken(const Bucket& bucket, const BoundName& there) {
   return absl::AlreadyExistsError(absl::StrCat(
@@ -38,6 +86,31 @@ absl::Status Withdraw(const Bucket& bucket, const std::string& id) {
 
 }  // namespace
 
+absl::Status UploadFile(S3Client& client, const std::string& key, absl::string_view bytes,
+                        const std::string& sha256, const std::function<void(int64_t)>& sent,
+                        int64_t part_bytes) {
+  const auto size = static_cast<int64_t>(bytes.size());
+  CARREL_CHECK(part_bytes >= kLeastPartBytes);
+  if (size <= part_bytes) {
+    RETURN_IF_ERROR(client.Put(key, bytes, Condition::None(), sha256).status());
+    sent(size);
+    return absl::OkStatus();
+  }
+  part_bytes = std::max(part_bytes, (size + kMostParts - 1) / kMostParts);
+  for (int attempt = 0;; ++attempt) {
+    const absl::Status status = UploadParts(client, key, bytes, sent, part_bytes);
+    // Somebody who sent the same file completed the upload, or it was swept.
+    if (!status.ok() && !absl::IsNotFound(status)) return status;
+    const absl::StatusOr<ObjectInfo> info = client.Head(key);
+    if (info.ok() && info->size == size) return absl::OkStatus();
+    if (info.ok()) {
+      return absl::DataLossError(
+          absl::StrCat(client.UriOf(key), " has ", info->size, " bytes, ", size, " were sent"));
+    }
+    if (!absl::IsNotFound(info.status()) || attempt == 2) return info.status();
+  }
+}
+
 absl::Status Pusher::CheckName(const Bucket& bucket, const std::string& name,
                                const std::string& content_id) {
   const absl::StatusOr<BoundName> there = bucket.ReadName(name);
@@ -55,7 +128,7 @@ absl::StatusOr<std::unique_ptr<Pusher>> Pusher::Begin(const Bucket& bucket, Cont
   }
   std::unique_ptr<Pusher> pusher(new Pusher(bucket, id.ToString(), options));
   ASSIGN_OR_RETURN(pusher->record_, PushRecord::Place(bucket, pusher->id_, options.renew_every));
-  RETURN_IF_ERROR(pusher->LookAround());
+  ASSIGN_OR_RETURN(pusher->there_, bucket.FileSizes(pusher->id_));
   for (int i = 0; i < options.threads; ++i) {
     pusher->threads_.emplace_back([p = pusher.get()] { p->Run(); });
   }
@@ -73,14 +146,6 @@ Pusher::~Pusher() {
 
 absl::Status Pusher::Still() const {
   return options_.still == nullptr ? absl::OkStatus() : options_.still();
-}
-
-absl::Status Pusher::LookAround() {
-  there_.clear();
-  return bucket_.client().ForEach(bucket_.ContextFolder(id_), [&](const ListedObject& object) {
-    there_[object.key] = object.size;
-    return absl::OkStatus();
-  });
 }
 
 absl::Status Pusher::AddFile(int64_t file, absl::string_view bytes, const std::string& sha256,
@@ -138,7 +203,7 @@ absl::Status Pusher::Drain() {
 
 // As the bucket has them now, not as we remember it.
 absl::Status Pusher::CheckAllThere(const BucketManifest& manifest) {
-  RETURN_IF_ERROR(LookAround());
+  ASSIGN_OR_RETURN(there_, bucket_.FileSizes(id_));
   for (size_t i = 0; i < manifest.digests.size(); ++i) {
     const std::string key = bucket_.FileKey(id_, static_cast<int64_t>(i), manifest.digests[i]);
     const auto known = there_.find(key);
@@ -226,36 +291,15 @@ absl::StatusOr<Pushed> PushContext(const Bucket& bucket, ContextExport& from,
   RETURN_IF_ERROR(Pusher::CheckName(bucket, as, from.manifest().content_id()));
   ASSIGN_OR_RETURN(const ContextId id, ContextIdOf(from.manifest()));
   ASSIGN_OR_RETURN(const std::unique_ptr<Pusher> pusher, Pusher::Begin(bucket, id, options));
-  // The header comes first, then each file and its digest.
-  std::string encoded;
-  int64_t wanted = 0;
-  const auto next = [&from]() { return from.Next(); };
-  for (;;) {
-    ASSIGN_OR_RETURN(wanted, StreamHeader::BytesWanted(encoded));
-    if (static_cast<int64_t>(encoded.size()) == wanted) break;
-    ASSIGN_OR_RETURN(const absl::string_view piece, next());
-    encoded.append(piece.data(), piece.size());
-  }
-  ASSIGN_OR_RETURN(StreamHeader header, StreamHeader::Decode(encoded));
   int64_t done = 0;
-  for (size_t i = 0; i < header.file_bytes.size(); ++i) {
-    for (int64_t left = header.file_bytes[i]; left > 0;) {
-      ASSIGN_OR_RETURN(const absl::string_view piece, next());
-      if (piece.empty()) return absl::DataLossError("push: the context ends before its files do");
-      left -= static_cast<int64_t>(piece.size());
-      done += static_cast<int64_t>(piece.size());
-      progress(done, from.bytes());
-    }
-    std::string digest;
-    while (static_cast<int64_t>(digest.size()) < kStreamDigestBytes) {
-      ASSIGN_OR_RETURN(const absl::string_view piece, next());
-      if (piece.empty()) return absl::DataLossError("push: the context ends before its digests do");
-      digest.append(piece.data(), piece.size());
-    }
-    RETURN_IF_ERROR(pusher->AddFile(static_cast<int64_t>(i), from.File(static_cast<int64_t>(i)),
-                                    absl::BytesToHexString(digest), nullptr));
+  for (int64_t file = 0; file < from.files(); ++file) {
+    std::string sha256;
+    RETURN_IF_ERROR(from.VerifyFile(file, &sha256));
+    done += static_cast<int64_t>(from.File(file).size());
+    progress(done, from.bytes());
+    RETURN_IF_ERROR(pusher->AddFile(file, from.File(file), sha256, nullptr));
   }
-  return pusher->Publish(as, std::move(header));
+  return pusher->Publish(as, from.header());
 }
 
 }  // namespace carrel::kvstore

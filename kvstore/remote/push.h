@@ -73,7 +73,6 @@ class Pusher {
   Pusher(const Bucket& bucket, std::string id, const PushOptions& options)
       : bucket_(bucket), id_(std::move(id)), options_(options) {}
   absl::Status Still() const;
-  absl::Status LookAround();
   void Run();
   absl::Status Drain();
   absl::Status CheckAllThere(const BucketManifest& manifest);
@@ -84,7 +83,7 @@ class Pusher {
   const std::string id_;
   const PushOptions options_;
   std::unique_ptr<PushRecord> record_;
-  std::map<std::string, int64_t> there_;  // keys and sizes
+  std::map<std::string, int64_t> there_;  // Bucket::FileSizes
   std::map<int64_t, std::string> digests_;
   std::atomic<int64_t> sent_{0};
   absl::Mutex mu_;
@@ -100,5 +99,16 @@ absl::StatusOr<Pushed> PushContext(const Bucket& bucket, ContextExport& from,
                                    const std::string& name,
                                    const std::function<void(int64_t, int64_t)>& progress,
                                    const PushOptions& options = {});
+
+inline constexpr int64_t kUploadPartBytes = int64_t{64} << 20;
+
+// One file as one object: a PUT, or parts where it is large; parts of an upload that was interrupted are not sent
+// again where the server says that they are the same bytes. The key names the bytes (their SHA-256), so that
+// several who send the same file may share an upload. sha256: of the bytes, in hex; empty: it is computed here.
+// part_bytes: at least kLeastPartBytes; more where the file would have too many. sent: told the bytes that were
+// sent, part by part.
+absl::Status UploadFile(S3Client& client, const std::string& key, absl::string_view bytes,
+                        const std::string& sha256, const std::function<void(int64_t)>& sent,
+                        int64_t part_bytes = kUploadPartBytes);
 
 }  // namespace carrel::kvstore

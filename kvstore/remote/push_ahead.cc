@@ -1,6 +1,9 @@
 #include "kvstore/remote/push_ahead.h"
 
+#include <atomic>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
@@ -8,22 +11,37 @@
 #include "common/checksum.h"
 #include "common/mapped_file.h"
 #include "common/status.h"
+#include "common/thrown.h"
 #include "kvstore/format/manifest.h"
 
 namespace carrel::kvstore {
 namespace {
 
-// The header that a stream begins with.
-absl::StatusOr<StreamHeader> HeaderOf(ContextExport& from) {
-  std::string encoded;
-  for (;;) {
-    ASSIGN_OR_RETURN(const int64_t wanted, StreamHeader::BytesWanted(encoded));
-    if (static_cast<int64_t>(encoded.size()) == wanted) break;
-    ASSIGN_OR_RETURN(const absl::string_view piece, from.Next());
-    if (piece.empty()) return absl::DataLossError("push: the context ends before its header does");
-    encoded.append(piece.data(), piece.size());
-  }
-  return StreamHeader::Decode(encoded);
+// By `threads`, since all of a context is read; the first file that is not what was published is named.
+absl::Status VerifyFiles(ContextExport& from, int threads,
+                         const std::function<void(int64_t, int64_t)>& progress) {
+  std::atomic<int64_t> next{0}, done{0};
+  absl::Mutex mu;
+  absl::Status status;
+  const auto work = [&](bool tells) {
+    for (int64_t file = next++; file < from.files(); file = next++) {
+      const absl::Status verified = CatchThrown("push", [&] {
+        return Annotate(from.VerifyFile(file, nullptr), absl::StrCat("push: file ", file));
+      });
+      done += static_cast<int64_t>(from.File(file).size());
+      if (tells) progress(done, from.bytes());
+      if (verified.ok()) continue;
+      absl::MutexLock lock(&mu);
+      status.Update(verified);
+      return;
+    }
+  };
+  std::vector<std::thread> others;
+  for (int i = 1; i < threads; ++i) others.emplace_back(work, false);
+  work(true);
+  for (std::thread& thread : others) thread.join();
+  progress(done, from.bytes());
+  return status;
 }
 
 }  // namespace
@@ -57,13 +75,7 @@ absl::StatusOr<Pushed> PushAhead::Publish(const std::string& name, ContextExport
     if (pusher_ != nullptr) sent_ = pusher_->sent_bytes();
   }
   // What was added goes on its way meanwhile.
-  int64_t done = 0;
-  for (int64_t file = 0; file < from.files(); ++file) {
-    const absl::Status verified = from.VerifyFile(file);
-    if (!verified.ok()) return Annotate(verified, absl::StrCat("push: file ", file));
-    done += static_cast<int64_t>(from.File(file).size());
-    progress(done, from.bytes());
-  }
+  RETURN_IF_ERROR(VerifyFiles(from, options_.threads, progress));
   const absl::Status ahead = ahead_.Finish();
   // It sends out of `from`, which may go when this returns.
   const absl::Cleanup ends = [this] { pusher_ = nullptr; };
@@ -77,19 +89,21 @@ absl::StatusOr<Pushed> PushAhead::Publish(const std::string& name, ContextExport
     ASSIGN_OR_RETURN(next, Pusher::Begin(bucket_, id, options_));
     pusher_ = std::move(next);
   }
-  ASSIGN_OR_RETURN(StreamHeader header, HeaderOf(from));
   for (int64_t file = 0; file < from.files(); ++file) {
     const absl::string_view bytes = from.File(file);
     const auto taken = taken_.find(file);
+    std::string sha256;
+    const absl::Status verified = from.VerifyFile(file, taken == taken_.end() ? &sha256 : nullptr);
+    if (!verified.ok()) return Annotate(verified, absl::StrCat("push: file ", file));
     if (taken == taken_.end()) {
-      RETURN_IF_ERROR(pusher_->AddFile(file, bytes, Sha256Hex(bytes), nullptr));
+      RETURN_IF_ERROR(pusher_->AddFile(file, bytes, sha256, nullptr));
     } else if (taken->second != static_cast<int64_t>(bytes.size())) {
       return absl::DataLossError(absl::StrCat("push: file ", file, " has ", bytes.size(),
                                               " bytes, what was sent ahead of it has ",
                                               taken->second));
     }
   }
-  absl::StatusOr<Pushed> pushed = pusher_->Publish(name, std::move(header));
+  absl::StatusOr<Pushed> pushed = pusher_->Publish(name, from.header());
   if (pushed.ok() && anew) pushed->sent_bytes += before;
   return pushed;
 }

@@ -28,13 +28,8 @@ absl::Status StreamPush::Take(absl::string_view piece) {
   while (!piece.empty()) {
     size_t taken = 0;
     if (pusher_ == nullptr) {
-      ASSIGN_OR_RETURN(const int64_t wanted, StreamHeader::BytesWanted(so_far_));
-      taken = std::min(piece.size(), static_cast<size_t>(wanted) - so_far_.size());
-      so_far_.append(piece.data(), taken);
-      if (static_cast<int64_t>(so_far_.size()) == wanted) {
-        ASSIGN_OR_RETURN(const int64_t all, StreamHeader::BytesWanted(so_far_));
-        if (all == wanted) RETURN_IF_ERROR(Begin());
-      }
+      ASSIGN_OR_RETURN(const bool whole, StreamHeader::Take(so_far_, piece));
+      if (whole) RETURN_IF_ERROR(Begin());
     } else if (file_ == header_.file_bytes.size()) {
       return absl::DataLossError("push: bytes behind the end of the stream");
     } else if (left_ > 0) {

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "common/status.h"
 #include "kvstore/remote/fake_s3.h"
@@ -18,6 +19,11 @@ inline S3Config TestConfig(const std::string& endpoint) {
           .retry = {.first = absl::Milliseconds(2),
                     .most = absl::Milliseconds(50),
                     .deadline = absl::Seconds(30)}};
+}
+
+inline std::unique_ptr<CredentialsProvider> GivenCredentials(const Credentials& credentials) {
+  return std::make_unique<CredentialsProvider>(
+      std::vector<CredentialsProvider::Source>{{[credentials] { return credentials; }}});
 }
 
 inline std::unique_ptr<S3Client> TestClient(const std::string& endpoint,

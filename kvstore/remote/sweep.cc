@@ -37,23 +37,31 @@ absl::Status RemoveAll(const Bucket& bucket, const SweepMark& mark, const std::s
   return absl::OkStatus();
 }
 
-absl::StatusOr<Found> LookInto(const Bucket& bucket, const std::string& id) {
-  Found found;
-  RETURN_IF_ERROR(
-      bucket.client().ForEach(bucket.ContextFolder(id), [&](const ListedObject& object) {
-        if (object.key == bucket.ManifestKey(id)) {
-          found.manifest = true;
-        } else {
-          found.files.push_back(object);
-        }
-        found.youngest = std::max(found.youngest, object.modified);
-        return absl::OkStatus();
-      }));
-  ASSIGN_OR_RETURN(found.uploads, bucket.client().ListUploads(bucket.ContextFolder(id)));
-  for (const ListedUpload& upload : found.uploads) {
+// What lies below a folder of contexts, or of one of them: by id.
+absl::StatusOr<std::map<std::string, Found>> LookInto(const Bucket& bucket,
+                                                      const std::string& folder) {
+  std::map<std::string, Found> all;
+  const auto id_of = [before = bucket.Folder("contexts").size()](const std::string& key) {
+    return key.substr(before, key.find('/', before) - before);
+  };
+  RETURN_IF_ERROR(bucket.client().ForEach(folder, [&](const ListedObject& object) {
+    const std::string id = id_of(object.key);
+    Found& found = all[id];
+    if (object.key == bucket.ManifestKey(id)) {
+      found.manifest = true;
+    } else {
+      found.files.push_back(object);
+    }
+    found.youngest = std::max(found.youngest, object.modified);
+    return absl::OkStatus();
+  }));
+  ASSIGN_OR_RETURN(const std::vector<ListedUpload> uploads, bucket.client().ListUploads(folder));
+  for (const ListedUpload& upload : uploads) {
+    Found& found = all[id_of(upload.key)];
+    found.uploads.push_back(upload);
     found.youngest = std::max(found.youngest, upload.begun);
   }
-  return found;
+  return all;
 }
 
 // Whether a name is bound to what the manifest describes, as the bucket is now.
@@ -81,7 +89,7 @@ class Sweeper {
   absl::StatusOr<Swept> Run() {
     ASSIGN_OR_RETURN(const std::vector<BoundName> names, bucket_.ListNames(&swept_.unreadable));
     for (const BoundName& name : names) bound_[name.context_id] = name;
-    RETURN_IF_ERROR(FindAll());
+    ASSIGN_OR_RETURN(found_, LookInto(bucket_, bucket_.Folder("contexts")));
     for (const auto& [id, found] : found_) {
       const auto name = bound_.find(id);
       const bool whole = name != bound_.end() && found.manifest;
@@ -101,32 +109,6 @@ class Sweeper {
 
   void Note(const std::string& what, const absl::Status& status) {
     if (!status.ok()) swept_.unreadable.push_back(Annotate(status, what));
-  }
-
-  // Ids that something lies under.
-  absl::Status FindAll() {
-    const std::string folder = bucket_.Folder("contexts");
-    const auto id_of = [&](const std::string& key) {
-      const std::string rest = key.substr(folder.size());
-      return rest.substr(0, rest.find('/'));
-    };
-    RETURN_IF_ERROR(bucket_.client().ForEach(folder, [&](const ListedObject& object) {
-      Found& found = found_[id_of(object.key)];
-      if (absl::EndsWith(object.key, "/manifest")) {
-        found.manifest = true;
-      } else {
-        found.files.push_back(object);
-      }
-      found.youngest = std::max(found.youngest, object.modified);
-      return absl::OkStatus();
-    }));
-    ASSIGN_OR_RETURN(const std::vector<ListedUpload> uploads, bucket_.client().ListUploads(folder));
-    for (const ListedUpload& upload : uploads) {
-      Found& found = found_[id_of(upload.key)];
-      found.uploads.push_back(upload);
-      found.youngest = std::max(found.youngest, upload.begun);
-    }
-    return absl::OkStatus();
   }
 
   void Count(const Found& found) {
@@ -150,7 +132,8 @@ class Sweeper {
     }
     ASSIGN_OR_RETURN(const std::unique_ptr<SweepMark> mark, Mark(id));
     if (mark == nullptr) return absl::OkStatus();
-    ASSIGN_OR_RETURN(const Found now, LookInto(bucket_, id));
+    ASSIGN_OR_RETURN(auto under, LookInto(bucket_, bucket_.ContextFolder(id)));
+    const Found& now = under[id];
     if (IsYoung(now.youngest)) return absl::OkStatus();
     ASSIGN_OR_RETURN(const bool bound, IsBound(bucket_, id));
     if (bound) return absl::OkStatus();
@@ -233,8 +216,9 @@ absl::StatusOr<Removed> RemoveContext(const Bucket& bucket, const std::string& n
     removed.files_stay = true;
     return removed;
   }
-  ASSIGN_OR_RETURN(const Found found, LookInto(bucket, bound.context_id));
-  RETURN_IF_ERROR(RemoveAll(bucket, *mark, bound.context_id, found));
+  const std::string& id = bound.context_id;
+  ASSIGN_OR_RETURN(auto found, LookInto(bucket, bucket.ContextFolder(id)));
+  RETURN_IF_ERROR(RemoveAll(bucket, *mark, id, found[id]));
   return removed;
 }
 

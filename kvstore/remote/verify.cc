@@ -40,12 +40,7 @@ absl::StatusOr<Verified> VerifyInBucket(const Bucket& bucket, const std::string&
     return verified;
   }
   RETURN_IF_ERROR(manifest.status());
-  std::map<std::string, int64_t> there;
-  RETURN_IF_ERROR(bucket.client().ForEach(bucket.ContextFolder(bound.context_id),
-                                          [&](const ListedObject& object) {
-                                            there[object.key] = object.size;
-                                            return absl::OkStatus();
-                                          }));
+  ASSIGN_OR_RETURN(const auto there, bucket.FileSizes(bound.context_id));
   for (size_t i = 0; i < manifest->digests.size(); ++i) {
     const std::string key =
         bucket.FileKey(bound.context_id, static_cast<int64_t>(i), manifest->digests[i]);

@@ -20,7 +20,7 @@
 #include "kvstore/remote/push.h"
 #include "kvstore/remote/remote_test_util.h"
 #include "kvstore/replica/residence.h"
-#include "kvstore/replica/residence_metrics.h"
+#include "kvstore/replica/residence_test_util.h"
 #include "kvstore/service/access_test_util.h"
 #include "kvstore/service/metrics_text.h"
 #include "kvstore/service/service_test_util.h"
@@ -108,7 +108,7 @@ TEST(ReplicaAccessTest, RightsTimesCallsTimesIdentities_OnlyTheRightOfTheCallOpe
     }
     if (!here) {
       EXPECT_FALSE(replica.residence->IsHere("mine"));
-      CARREL_ASSERT_OK(replica.residence->BringAndWait("mine"));
+      CARREL_ASSERT_OK(BringAndWait(*replica.residence, "mine"));
     }
   }
   int64_t denied = 0;
@@ -141,7 +141,7 @@ TEST(ReplicaAccessTest, ContextsOfOthers_AreAsThoseThatAreNotThere_AndAreNotBrou
   EXPECT_TRUE(server.OpenSession("k", "mine").ok());
   EXPECT_TRUE(replica.residence->IsHere("mine"));
   // The same when another has had it brought.
-  CARREL_ASSERT_OK(replica.residence->BringAndWait("theirs"));
+  CARREL_ASSERT_OK(BringAndWait(*replica.residence, "theirs"));
   for (const char* name : {"theirs", "absent"}) {
     EXPECT_EQ(words(server.Warm("k", name), name), wanted);
     EXPECT_EQ(words(server.OpenSession("k", name), name), wanted);

@@ -5,14 +5,18 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "carrel/v1/context.pb.h"
+#include "common/file.h"
+#include "common/metric_family.h"
 #include "common/shown.h"
 #include "common/status.h"
 #include "common/steady_time.h"
 #include "common/thrown.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/format/context_name.h"
+#include "kvstore/storage/store.h"
 
 namespace carrel::kvstore {
 namespace {
@@ -48,7 +52,7 @@ ResidenceTarget TargetOf(Engine& engine) {
     }
     std::vector<LyingHere> here;
     for (const v1::Manifest& manifest : manifests) {
-      ASSIGN_OR_RETURN(const auto stream, engine.Export(manifest.name()));
+      ASSIGN_OR_RETURN(const auto stream, engine.store().Export(manifest.name()));
       here.push_back({manifest.name(), manifest.content_id(), stream->bytes()});
     }
     return here;
@@ -56,7 +60,7 @@ ResidenceTarget TargetOf(Engine& engine) {
   return {.list = list,
           .remove = [&engine](const std::string& name) { return engine.Delete(name); },
           .is_open = [&engine](const std::string& name) { return engine.IsOpen(name); },
-          .import = [&engine](const std::string& name) { return engine.Import(name); },
+          .import = [&engine](const std::string& name) { return engine.store().Import(name); },
           .describe = [&engine](const std::string& name) { return engine.Get(name); }};
 }
 
@@ -173,29 +177,6 @@ std::shared_ptr<void> Residence::Bring(const std::string& name, ContextWaiter wa
   }
   if (waiter.done) waiter.done(now);
   return handle;
-}
-
-absl::Status Residence::BringAndWait(const std::string& name,
-                                     const std::function<bool()>& cancelled) {
-  struct Ending {
-    absl::Mutex mu;
-    bool done = false;
-    absl::Status status;
-  };
-  auto ending = std::make_shared<Ending>();
-  const std::shared_ptr<void> handle =
-      Bring(name, {.later = true, .done = [ending](const absl::Status& status) {
-                     absl::MutexLock lock(&ending->mu);
-                     ending->status = status;
-                     ending->done = true;
-                   }});
-  absl::MutexLock lock(&ending->mu);
-  while (!ending->mu.AwaitWithTimeout(absl::Condition(&ending->done), absl::Milliseconds(100))) {
-    if (cancelled && cancelled()) {
-      return absl::CancelledError(absl::StrCat(Called(name), ": nobody waits for it any more"));
-    }
-  }
-  return ending->status;
 }
 
 const std::string* Residence::FirstToGo() const {
@@ -601,6 +582,53 @@ ResidenceStatistics Residence::Statistics() const {
   statistics.warming = warming_;
   statistics.seconds_since_look = absl::ToDoubleSeconds(SteadyNow() - looked_);
   return statistics;
+}
+
+std::vector<MetricFamily> ResidenceMetrics(const ResidenceStatistics& s) {
+  return {
+      GaugeFamily("carrel_replica_contexts", "Contexts of the bucket that lie here.", s.contexts),
+      GaugeFamily("carrel_replica_bytes", "Bytes of contexts of the bucket that lie here.",
+                  s.bytes),
+      GaugeFamily("carrel_replica_cache_bytes", "Bytes that they may take.", s.cache_bytes),
+      GaugeFamily("carrel_replica_pulling", "Contexts on their way here.", s.pulling),
+      GaugeFamily("carrel_replica_queued", "Contexts that wait for another's pull to end.",
+                  s.queued),
+      GaugeFamily("carrel_replica_waiting", "Sessions that wait for a context.", s.waiting),
+      GaugeFamily("carrel_replica_warming", "Contexts of --warm that are not here yet.", s.warming),
+      GaugeFamily("carrel_replica_seconds_since_look", "Since the bucket's names were read last.",
+                  s.seconds_since_look),
+      TotalFamily("carrel_replica_pulls_total", "Contexts that came.", s.pulls),
+      TotalFamily("carrel_replica_pull_failures_total", "Pulls that ended without one.",
+                  s.pull_failures),
+      TotalFamily("carrel_replica_pulled_bytes_total", "Bytes of contexts that came.",
+                  s.pulled_bytes),
+      TotalFamily("carrel_replica_pull_seconds_total", "That their bytes took.", s.pull_seconds),
+      TotalFamily("carrel_replica_hits_total", "Sessions whose context was here.", s.hits),
+      TotalFamily("carrel_replica_evictions_total", "Contexts that went to make room.",
+                  s.evictions),
+      TotalFamily("carrel_replica_left_bucket_total",
+                  "Contexts that went because the bucket has them no more.", s.left_bucket)};
+}
+
+absl::Status ClaimCacheFolder(const std::string& folder, const std::string& uri,
+                              const Store& store) {
+  const std::string path = folder + "/replica-of";
+  const absl::StatusOr<std::string> marked = ReadFile(path);
+  if (marked.ok()) {
+    const std::string of(absl::StripAsciiWhitespace(*marked));
+    if (of == uri) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat("cache ", folder, " holds contexts of ", Shown(of), ", not of ", Shown(uri)));
+  }
+  if (!absl::IsNotFound(marked.status())) return marked.status();
+  std::vector<absl::Status> unreadable;
+  ASSIGN_OR_RETURN(const std::vector<v1::Manifest> here, store.List(&unreadable));
+  if (!here.empty() || !unreadable.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "cache ", folder, " is a store with contexts of its own, which a replica would remove: ",
+        "give a folder that is empty or not there yet"));
+  }
+  return WriteFileAtomically(path, absl::StrCat(uri, "\n"));
 }
 
 }  // namespace carrel::kvstore

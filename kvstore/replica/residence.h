@@ -33,6 +33,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "common/metrics.h"
 #include "kvstore/engine/context_source.h"
 #include "kvstore/remote/bucket.h"
 #include "kvstore/remote/pull.h"
@@ -41,6 +42,7 @@
 namespace carrel::kvstore {
 
 class Engine;
+class Store;
 
 struct ResidenceConfig {
   int64_t cache_bytes = 0;  // > 0: of the files of contexts here, and on their way
@@ -84,6 +86,8 @@ struct ResidenceStatistics {
       0;  // contexts that are to be here before this is ready (warming.h), and are not
 };
 
+std::vector<MetricFamily> ResidenceMetrics(const ResidenceStatistics& statistics);
+
 // An engine's: it outlives the target.
 ResidenceTarget TargetOf(Engine& engine);
 
@@ -100,9 +104,6 @@ class Residence final : public ContextSource {
   // Tells `done` once the context is here: at once, on this thread, where it is. Returns a handle; when the last
   // of a context's waiters has dropped his, a pull that has not begun is given up.
   std::shared_ptr<void> Bring(const std::string& name, ContextWaiter waiter) override;
-  // Waits; for who has a thread to spare. cancelled: asked every 100 ms; may be null.
-  absl::Status BringAndWait(const std::string& name,
-                            const std::function<bool()>& cancelled = nullptr);
 
   std::vector<SourceContext> Contexts() const override;
   // Of one that is here what the store says; else what the bucket does.
@@ -191,5 +192,12 @@ class Residence final : public ContextSource {
   absl::Mutex looking_;
   std::vector<std::thread> threads_;
 };
+
+// Marks the folder that a replica keeps contexts of a bucket in, in which `store` is open: what lies there may
+// be removed at any time, and only there. FOLDER/replica-of: the bucket's URI, and a line break.
+// FailedPrecondition the folder is of another bucket (names both), or holds contexts that no bucket vouches for;
+// those of the file system.
+absl::Status ClaimCacheFolder(const std::string& folder, const std::string& uri,
+                              const Store& store);
 
 }  // namespace carrel::kvstore

@@ -13,7 +13,7 @@
 #include "kvstore/remote/push.h"
 #include "kvstore/remote/remote_test_util.h"
 #include "kvstore/remote/sweep.h"
-#include "kvstore/replica/cache_folder.h"
+#include "kvstore/replica/residence_test_util.h"
 #include "kvstore/storage/store_test_util.h"
 
 namespace carrel::kvstore {
@@ -146,7 +146,7 @@ TEST_F(ResidenceTest, HoweverManyAsk_ItIsBroughtOnce) {
   EXPECT_EQ(statistics.contexts, 1);
   // From now on without the bucket.
   const int64_t requests = fake_.requests();
-  CARREL_EXPECT_OK(residence_->BringAndWait("report"));
+  CARREL_EXPECT_OK(BringAndWait(*residence_, "report"));
   EXPECT_EQ(fake_.requests(), requests);
   fake_.Intercept(nullptr);
 }
@@ -157,13 +157,13 @@ TEST_F(ResidenceTest, WithoutRoom_WhatWasOpenedLongestAgoGoes) {
   Add("c", 3);
   Start(2 * bytes + bytes / 2);
   config_.keep_unopened = absl::ZeroDuration();
-  CARREL_ASSERT_OK(residence_->BringAndWait("a"));
-  CARREL_ASSERT_OK(residence_->BringAndWait("b"));
-  CARREL_ASSERT_OK(residence_->BringAndWait("a"));  // b is the older now
-  CARREL_ASSERT_OK(residence_->BringAndWait("c"));
+  CARREL_ASSERT_OK(BringAndWait(*residence_, "a"));
+  CARREL_ASSERT_OK(BringAndWait(*residence_, "b"));
+  CARREL_ASSERT_OK(BringAndWait(*residence_, "a"));  // b is the older now
+  CARREL_ASSERT_OK(BringAndWait(*residence_, "c"));
   EXPECT_EQ(Here(), (std::set<std::string>{"a", "c"}));
   EXPECT_EQ(residence_->Statistics().evictions, 1);
-  CARREL_EXPECT_OK(residence_->BringAndWait("b"));
+  CARREL_EXPECT_OK(BringAndWait(*residence_, "b"));
   EXPECT_EQ(Here(), (std::set<std::string>{"b", "c"}));
 }
 
@@ -189,7 +189,7 @@ TEST_F(ResidenceTest, WhatIsOpenedLater_StaysUntilSomebodyOpensIt) {
   Add("b", 2);
   config_.keep_unopened = absl::Hours(1);
   Start(bytes + bytes / 2);
-  CARREL_ASSERT_OK(residence_->BringAndWait("a"));
+  CARREL_ASSERT_OK(BringAndWait(*residence_, "a"));
   absl::Notification waits, brought;
   std::atomic<bool> told{false};
   const auto handle =
@@ -221,7 +221,7 @@ TEST_F(ResidenceTest, WhatIsGoing_ComesAgainForWhoAsksMeanwhile) {
     goes.WaitForNotification();
   };
   Start(bytes + bytes / 2);
-  CARREL_ASSERT_OK(residence_->BringAndWait("a"));
+  CARREL_ASSERT_OK(BringAndWait(*residence_, "a"));
   absl::Notification b_came, a_came;
   auto b = residence_->Bring("b", {.done = [&](const absl::Status& status) {
                                CARREL_EXPECT_OK(status);
@@ -253,7 +253,7 @@ TEST_F(ResidenceTest, WhatCouldNotGo_IsHereForWhoAskedMeanwhile) {
     goes.WaitForNotification();
   };
   Start(bytes + bytes / 2);
-  CARREL_ASSERT_OK(residence_->BringAndWait("a"));
+  CARREL_ASSERT_OK(BringAndWait(*residence_, "a"));
   absl::Notification a_came;
   auto b = residence_->Bring("b", {.done = [](const absl::Status&) {}});
   going.WaitForNotification();
@@ -272,7 +272,7 @@ TEST_F(ResidenceTest, WhatIsOpenStays_AndAPullWaitsForRoom) {
   const int64_t bytes = Add("a", 1);
   Add("b", 2);
   Start(bytes + bytes / 2);
-  CARREL_ASSERT_OK(residence_->BringAndWait("a"));
+  CARREL_ASSERT_OK(BringAndWait(*residence_, "a"));
   SetOpen("a", true);
   std::atomic<bool> done{false};
   absl::Notification brought;
@@ -293,7 +293,7 @@ TEST_F(ResidenceTest, WhoWaitsForRoom_IsToldSo) {
   const int64_t bytes = Add("a", 1);
   Add("b", 2);
   Start(bytes + bytes / 2);
-  CARREL_ASSERT_OK(residence_->BringAndWait("a"));
+  CARREL_ASSERT_OK(BringAndWait(*residence_, "a"));
   SetOpen("a", true);
   absl::Notification waits, brought;
   std::atomic<bool> told{false};
@@ -349,7 +349,7 @@ TEST_F(ResidenceTest, Contexts_AreThoseOfTheBucket_HereOrNot) {
   Add("a", 1);
   Add("b", 2);
   Start(1 << 20);
-  CARREL_ASSERT_OK(residence_->BringAndWait("b"));
+  CARREL_ASSERT_OK(BringAndWait(*residence_, "b"));
   const std::vector<SourceContext> all = residence_->Contexts();
   ASSERT_EQ(all.size(), 2u);
   EXPECT_EQ(all[0].name, "a");
@@ -391,7 +391,7 @@ TEST_F(ResidenceTest, End_TellsWhoWaits) {
   const int64_t bytes = Add("a", 1);
   Add("b", 2);
   Start(bytes + bytes / 2);
-  CARREL_ASSERT_OK(residence_->BringAndWait("a"));
+  CARREL_ASSERT_OK(BringAndWait(*residence_, "a"));
   SetOpen("a", true);
   absl::Notification ended;
   const auto handle =
@@ -401,7 +401,7 @@ TEST_F(ResidenceTest, End_TellsWhoWaits) {
                               }});
   residence_->End();
   ended.WaitForNotification();
-  EXPECT_THAT(residence_->BringAndWait("b"), StatusIs(StatusCode::kCancelled, "ends"));
+  EXPECT_THAT(BringAndWait(*residence_, "b"), StatusIs(StatusCode::kCancelled, "ends"));
   EXPECT_EQ(residence_->Statistics().waiting, 0);
 }
 
@@ -409,7 +409,7 @@ TEST_F(ResidenceTest, NobodyWaitsAnyMore_ThePullIsGivenUp) {
   const int64_t bytes = Add("a", 1);
   Add("b", 2);
   Start(bytes + bytes / 2);
-  CARREL_ASSERT_OK(residence_->BringAndWait("a"));
+  CARREL_ASSERT_OK(BringAndWait(*residence_, "a"));
   SetOpen("a", true);
   auto handle = residence_->Bring("b", {.done = [](const absl::Status&) {
                                     ADD_FAILURE() << "told after its handle was dropped";
@@ -425,15 +425,15 @@ TEST_F(ResidenceTest, NobodyWaitsAnyMore_ThePullIsGivenUp) {
 TEST_F(ResidenceTest, LargerThanTheCache_IsRefused) {
   const int64_t bytes = Add("a", 1);
   Start(bytes - 1);
-  EXPECT_THAT(residence_->BringAndWait("a"),
+  EXPECT_THAT(BringAndWait(*residence_, "a"),
               StatusIs(StatusCode::kResourceExhausted, absl::StrCat(bytes, " bytes are more")));
-  EXPECT_THAT(residence_->BringAndWait("a"),
+  EXPECT_THAT(BringAndWait(*residence_, "a"),
               StatusIs(StatusCode::kResourceExhausted, absl::StrCat(bytes - 1)));
 }
 
 TEST_F(ResidenceTest, NoSuchName_IsNotFound) {
   Start(1 << 20);
-  EXPECT_THAT(residence_->BringAndWait("nobody"), StatusIs(StatusCode::kNotFound, "nobody"));
+  EXPECT_THAT(BringAndWait(*residence_, "nobody"), StatusIs(StatusCode::kNotFound, "nobody"));
 }
 
 TEST_F(ResidenceTest, TheBucketIsGone_WhatIsHereAnswersAndOthersSaySo) {
@@ -441,14 +441,14 @@ TEST_F(ResidenceTest, TheBucketIsGone_WhatIsHereAnswersAndOthersSaySo) {
   Add("b", 2);
   config_.pull.threads = 1;
   Start(1 << 20);
-  CARREL_ASSERT_OK(residence_->BringAndWait("a"));
+  CARREL_ASSERT_OK(BringAndWait(*residence_, "a"));
   fake_.Intercept([](const FakeRequest&) { return FakeReply{.status = 400, .body = "gone"}; });
-  CARREL_EXPECT_OK(residence_->BringAndWait("a"));
-  EXPECT_FALSE(residence_->BringAndWait("b").ok());
+  CARREL_EXPECT_OK(BringAndWait(*residence_, "a"));
+  EXPECT_FALSE(BringAndWait(*residence_, "b").ok());
   EXPECT_FALSE(residence_->Look().ok());
   EXPECT_EQ(Here(), (std::set<std::string>{"a"}));
   fake_.Intercept(nullptr);
-  CARREL_EXPECT_OK(residence_->BringAndWait("b"));
+  CARREL_EXPECT_OK(BringAndWait(*residence_, "b"));
 }
 
 // However many contexts are waited for: who is behind others does not wait for each of them to fail.
@@ -493,32 +493,33 @@ TEST_F(ResidenceTest, TheBucketSaysNothing_AllWhoWaitAreToldTogether) {
 TEST_F(ResidenceTest, WhatLeftTheBucketGoes_AndItsNameIsAnothers) {
   Add("a", 1);
   Start(1 << 20);
-  CARREL_ASSERT_OK(residence_->BringAndWait("a"));
+  CARREL_ASSERT_OK(BringAndWait(*residence_, "a"));
   SetOpen("a", true);
   const auto bucket = NewBucket();
   CARREL_ASSERT_OK(RemoveContext(*bucket, "a").status());
   CARREL_ASSERT_OK(residence_->Look());
   EXPECT_EQ(Here(), (std::set<std::string>{"a"}));  // who has it open reads on
   EXPECT_FALSE(residence_->IsHere("a"));
-  EXPECT_THAT(residence_->BringAndWait("a"), StatusIs(StatusCode::kUnavailable, "still open here"));
+  EXPECT_THAT(BringAndWait(*residence_, "a"),
+              StatusIs(StatusCode::kUnavailable, "still open here"));
   SetOpen("a", false);
   CARREL_ASSERT_OK(residence_->Look());
   EXPECT_EQ(Here(), std::set<std::string>());
-  EXPECT_THAT(residence_->BringAndWait("a"), StatusIs(StatusCode::kNotFound, "a"));
+  EXPECT_THAT(BringAndWait(*residence_, "a"), StatusIs(StatusCode::kNotFound, "a"));
   Add("a", 7);
-  CARREL_ASSERT_OK(residence_->BringAndWait("a"));
+  CARREL_ASSERT_OK(BringAndWait(*residence_, "a"));
   CARREL_EXPECT_OK(CheckTestContext(*here_, {.name = "a", .seed = 7}));
 }
 
 TEST_F(ResidenceTest, AnotherOneOfTheName_TakesThePlaceOfTheFirst) {
   Add("a", 1);
   Start(1 << 20);
-  CARREL_ASSERT_OK(residence_->BringAndWait("a"));
+  CARREL_ASSERT_OK(BringAndWait(*residence_, "a"));
   const auto bucket = NewBucket();
   CARREL_ASSERT_OK(RemoveContext(*bucket, "a").status());
   Add("a", 5);
   CARREL_ASSERT_OK(residence_->Look());
-  CARREL_ASSERT_OK(residence_->BringAndWait("a"));
+  CARREL_ASSERT_OK(BringAndWait(*residence_, "a"));
   CARREL_EXPECT_OK(CheckTestContext(*here_, {.name = "a", .seed = 5}));
 }
 
@@ -533,11 +534,11 @@ TEST_F(ResidenceTest, AnInterruptedPull_GoesOnWhereItWas) {
   });
   config_.pull.threads = 1;
   Start(1 << 20);
-  EXPECT_FALSE(residence_->BringAndWait("report").ok());
+  EXPECT_FALSE(BringAndWait(*residence_, "report").ok());
   EXPECT_EQ(Here(), std::set<std::string>());
   EXPECT_EQ(residence_->Statistics().bytes, 0);
   fails = false;
-  CARREL_ASSERT_OK(residence_->BringAndWait("report"));
+  CARREL_ASSERT_OK(BringAndWait(*residence_, "report"));
   CARREL_EXPECT_OK(CheckTestContext(*here_, {.name = "report", .seed = 1}));
   fake_.Intercept(nullptr);
 }
@@ -547,12 +548,12 @@ TEST_F(ResidenceTest, StartedAgain_KnowsWhatIsHere) {
   const int64_t bytes = Add("a", 1);
   Add("b", 2);
   Start(2 * bytes + 1000);
-  CARREL_ASSERT_OK(residence_->BringAndWait("a"));
+  CARREL_ASSERT_OK(BringAndWait(*residence_, "a"));
   residence_.reset();
   Start(2 * bytes + 1000);
   EXPECT_TRUE(residence_->IsHere("a"));
   EXPECT_GE(residence_->Statistics().bytes, bytes);
-  CARREL_ASSERT_OK(residence_->BringAndWait("b"));
+  CARREL_ASSERT_OK(BringAndWait(*residence_, "b"));
   EXPECT_EQ(Here(), (std::set<std::string>{"a", "b"}));
 }
 

@@ -8,6 +8,7 @@
 #include "kvstore/remote/push.h"
 #include "kvstore/remote/remote_test_util.h"
 #include "kvstore/replica/residence.h"
+#include "kvstore/replica/residence_test_util.h"
 #include "kvstore/service/context_client.h"
 #include "kvstore/service/server.h"
 #include "kvstore/service/service_test_util.h"
@@ -93,7 +94,7 @@ TEST_F(ReplicaSessionsTest, ManyAskForAContextThatIsNotHere_AllAreAnsweredByOneP
 
 // What lies here is the bucket's: who deleted or brought one here would make the two differ.
 TEST_F(ReplicaSessionsTest, DeletingAndBringingHere_AreRefused) {
-  CARREL_ASSERT_OK(residence_->BringAndWait("report"));
+  CARREL_ASSERT_OK(BringAndWait(*residence_, "report"));
   ContextClient client(channel_, "replica", absl::Seconds(30));
   EXPECT_THAT(client.Delete("report"),
               StatusIs(absl::StatusCode::kFailedPrecondition, "those of a bucket"));

@@ -1,9 +1,11 @@
 #include "kvstore/service/context_client.h"
 
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/support/client_callback.h>
 
-#include <array>
+#include <atomic>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -19,83 +21,150 @@ namespace {
 
 constexpr absl::Duration kAskAgain = absl::Milliseconds(100);
 
-void Present(grpc::ClientContext& context, const std::string& key) {
-  if (!key.empty()) context.AddMetadata("authorization", "Bearer " + key);
+// A request about one context.
+template <typename Request>
+Request About(const std::string& name) {
+  Request request;
+  request.set_name(name);
+  return request;
 }
 
 // name: of the context that the call is about; empty: of none.
-void SetUp(grpc::ClientContext& context, absl::Duration deadline, const std::string& key,
-           const std::string& name = "") {
-  if (deadline != absl::InfiniteDuration()) {
-    context.set_deadline(absl::ToChronoTime(absl::Now() + deadline));
-  }
-  Present(context, key);
+void SetUp(grpc::ClientContext& context, const std::string& key, const std::string& name) {
+  if (!key.empty()) context.AddMetadata("authorization", "Bearer " + key);
   if (!name.empty()) context.AddMetadata(kContextHeader, ContextHeaderValue(name));
 }
 
+class WarmCall final : public grpc::ClientReadReactor<v1::WarmReply> {
+ public:
+  WarmCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& key,
+           const std::string& name, ContextWaiter waiter)
+      : stub_(v1::ContextService::NewStub(channel)), waiter_(std::move(waiter)) {
+    SetUp(context_, key, name);
+    request_.set_name(name);
+  }
+
+  static std::shared_ptr<void> Begin(const std::shared_ptr<WarmCall>& call) {
+    call->self_ = call;
+    call->stub_->async()->Warm(&call->context_, &call->request_, call.get());
+    call->StartRead(&call->reply_);
+    call->StartCall();
+    return std::shared_ptr<void>(nullptr, [call](void*) {
+      call->dropped_ = true;
+      call->context_.TryCancel();
+    });
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) return;
+    here_ = reply_.here();
+    if (!here_ && !dropped_ && waiter_.progress) {
+      waiter_.progress(
+          {.bytes = reply_.bytes(), .of = reply_.of(), .waits_for_room = reply_.waits_for_room()});
+    }
+    StartRead(&reply_);
+  }
+
+  void OnDone(const grpc::Status& status) override {
+    const std::shared_ptr<WarmCall> last = std::move(self_);
+    const ContextWaiter waiter = std::move(waiter_);  // which may refer to who keeps us
+    if (dropped_ || !waiter.done) return;
+    if (here_ || status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
+      return waiter.done(absl::OkStatus());
+    }
+    if (status.ok()) {
+      return waiter.done(
+          absl::UnavailableError("the server stopped without saying that the context is here"));
+    }
+    absl::Status told(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+    if (context_.GetServerTrailingMetadata().count(kAnsweredMetadata) > 0) {
+      told.SetPayload(kAnsweredUrl, absl::Cord("1"));
+    }
+    waiter.done(told);
+  }
+
+ private:
+  const std::unique_ptr<v1::ContextService::Stub> stub_;
+  ContextWaiter waiter_;
+  grpc::ClientContext context_;
+  v1::WarmRequest request_;
+  v1::WarmReply reply_;
+  bool here_ = false;  // gRPC's, between calls
+  std::atomic<bool> dropped_{false};
+  std::shared_ptr<WarmCall> self_;  // until OnDone
+};
+
 }  // namespace
 
-struct ContextClient::Stub {
-  std::unique_ptr<v1::ContextService::Stub> service;
+struct ContextClient::Server {
+  using Stub = v1::ContextService::Stub;
+
+  void SetUp(grpc::ClientContext& context, const std::string& name, absl::Duration limit) const {
+    if (limit != absl::InfiniteDuration()) {
+      context.set_deadline(absl::ToChronoTime(absl::Now() + limit));
+    }
+    kvstore::SetUp(context, key, name);
+  }
+
+  // Who answers, for failures of the connection; what the server itself says stays as it is.
+  absl::Status Told(const grpc::Status& of) const {
+    const absl::Status status(static_cast<absl::StatusCode>(of.error_code()), of.error_message());
+    if (!absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status)) return status;
+    const std::string& message = of.error_message();
+    // How gRPC words what a server of TLS does with a client that does not speak it.
+    const bool tls = hints.plain && (absl::StrContains(message, "Socket closed") ||
+                                     absl::StrContains(message, "http1.x") ||
+                                     absl::StrContains(message, "Connection reset"));
+    return absl::UnavailableError(absl::StrCat("server ", address, ": ", message,
+                                               tls ? " (does the server want TLS? --tls-ca)" : "",
+                                               hints.proxy));
+  }
+
+  template <typename Request, typename Response>
+  absl::StatusOr<Response> Call(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
+                                                             Response*),
+                                const Request& request, const std::string& name,
+                                absl::Duration limit) const {
+    grpc::ClientContext context;
+    SetUp(context, name, limit);
+    Response response;
+    const grpc::Status status = (stub.get()->*method)(&context, request, &response);
+    if (!status.ok()) return Told(status);
+    return response;
+  }
+
+  const std::unique_ptr<Stub> stub;
+  const std::string address;
+  const absl::Duration deadline;
+  const std::string key;
+  const ConnectionHints hints;
 };
 
 ContextClient::ContextClient(std::shared_ptr<grpc::Channel> channel, std::string address,
                              absl::Duration deadline, std::string key, ConnectionHints hints)
-    : stub_(std::make_unique<Stub>(Stub{v1::ContextService::NewStub(std::move(channel))})),
-      address_(std::move(address)),
-      deadline_(deadline),
-      key_(std::move(key)),
-      hints_(std::move(hints)) {}
+    : server_(new Server{v1::ContextService::NewStub(std::move(channel)), std::move(address),
+                         deadline, std::move(key), std::move(hints)}) {}
 
 ContextClient::~ContextClient() = default;
 
-// Who answers, for failures of the connection; what the server itself says stays as it is.
-absl::Status ContextClient::Annotated(int code, const std::string& message) const {
-  const absl::Status status(static_cast<absl::StatusCode>(code), message);
-  if (!absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status)) return status;
-  // How gRPC words what a server of TLS does with a client that does not speak it.
-  const bool tls = hints_.plain && (absl::StrContains(message, "Socket closed") ||
-                                    absl::StrContains(message, "http1.x") ||
-                                    absl::StrContains(message, "Connection reset"));
-  return absl::UnavailableError(absl::StrCat("server ", address_, ": ", message,
-                                             tls ? " (does the server want TLS? --tls-ca)" : "",
-                                             hints_.proxy));
-}
-
 absl::StatusOr<v1::ListResponse> ContextClient::List() {
-  grpc::ClientContext context;
-  SetUp(context, deadline_, key_);
-  v1::ListResponse response;
-  const grpc::Status status = stub_->service->List(&context, v1::ListRequest(), &response);
-  if (!status.ok()) return Annotated(status.error_code(), status.error_message());
-  return response;
+  return server_->Call(&Server::Stub::List, v1::ListRequest(), "", server_->deadline);
 }
 
 absl::StatusOr<v1::StatisticsResponse> ContextClient::Statistics() {
-  grpc::ClientContext context;
-  SetUp(context, deadline_, key_);
-  v1::StatisticsResponse response;
-  const grpc::Status status =
-      stub_->service->Statistics(&context, v1::StatisticsRequest(), &response);
-  if (!status.ok()) return Annotated(status.error_code(), status.error_message());
-  return response;
+  return server_->Call(&Server::Stub::Statistics, v1::StatisticsRequest(), "", server_->deadline);
 }
 
 absl::StatusOr<v1::Manifest> ContextClient::Get(const std::string& name) {
-  grpc::ClientContext context;
-  SetUp(context, deadline_, key_, name);
-  v1::GetRequest request;
-  request.set_name(name);
-  v1::GetResponse response;
-  const grpc::Status status = stub_->service->Get(&context, request, &response);
-  if (!status.ok()) return Annotated(status.error_code(), status.error_message());
+  ASSIGN_OR_RETURN(
+      const v1::GetResponse response,
+      server_->Call(&Server::Stub::Get, About<v1::GetRequest>(name), name, server_->deadline));
   return response.manifest();
 }
 
 absl::StatusOr<std::vector<TokenId>> ContextClient::Tokens(const std::string& name,
                                                            const std::string& content_id) {
-  v1::TokensRequest request;
-  request.set_name(name);
+  auto request = About<v1::TokensRequest>(name);
   request.set_content_id(content_id);
   std::string bytes;
   for (;;) {
@@ -107,7 +176,7 @@ absl::StatusOr<std::vector<TokenId>> ContextClient::Tokens(const std::string& na
     const bool more = bytes.size() < whole;
     if (ids.size() % sizeof(TokenId) != 0 || bytes.size() > whole || (more && ids.empty()) ||
         (!more && Sha256Hex(bytes) != part.token_ids_sha256())) {
-      return absl::DataLossError(absl::StrCat("context \"", name, "\" of ", address_,
+      return absl::DataLossError(absl::StrCat("context \"", name, "\" of ", server_->address,
                                               ": its token ids are not those of its manifest"));
     }
     if (!more) break;
@@ -120,46 +189,35 @@ absl::StatusOr<std::vector<TokenId>> ContextClient::Tokens(const std::string& na
 
 // A key's bytes per second may be fewer than a long document has.
 absl::StatusOr<v1::TokensResponse> ContextClient::TokensFrom(const v1::TokensRequest& request) {
-  const absl::Time until = absl::Now() + deadline_;
+  const absl::Time until = absl::Now() + server_->deadline;
   for (;;) {
-    grpc::ClientContext context;
-    SetUp(context, deadline_, key_, request.name());
-    v1::TokensResponse response;
-    const grpc::Status status = stub_->service->Tokens(&context, request, &response);
-    if (status.ok()) return response;
-    const bool again = request.begin() > 0 && absl::Now() < until &&
-                       status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED;
-    if (!again) return Annotated(status.error_code(), status.error_message());
+    absl::StatusOr<v1::TokensResponse> response =
+        server_->Call(&Server::Stub::Tokens, request, request.name(), server_->deadline);
+    const bool again =
+        request.begin() > 0 && absl::Now() < until && absl::IsResourceExhausted(response.status());
+    if (!again) return response;
     absl::SleepFor(kAskAgain);
   }
 }
 
 absl::StatusOr<v1::VerifyResponse> ContextClient::Verify(const std::string& name, bool deep) {
-  grpc::ClientContext context;
-  SetUp(context, absl::InfiniteDuration(), key_, name);
-  v1::VerifyRequest request;
-  request.set_name(name);
+  auto request = About<v1::VerifyRequest>(name);
   request.set_deep(deep);
-  v1::VerifyResponse response;
-  const grpc::Status status = stub_->service->Verify(&context, request, &response);
-  if (!status.ok()) return Annotated(status.error_code(), status.error_message());
-  return response;
+  return server_->Call(&Server::Stub::Verify, request, name, absl::InfiniteDuration());
 }
 
 absl::Status ContextClient::Export(const std::string& name,
                                    absl::FunctionRef<absl::Status(absl::string_view)> sink) {
   grpc::ClientContext context;
-  SetUp(context, absl::InfiniteDuration(), key_, name);
-  v1::ExportRequest request;
-  request.set_name(name);
-  const auto reader = stub_->service->Export(&context, request);
+  server_->SetUp(context, name, absl::InfiniteDuration());
+  const auto reader = server_->stub->Export(&context, About<v1::ExportRequest>(name));
   v1::ExportPiece piece;
   absl::Status taken;
   while (taken.ok() && reader->Read(&piece)) taken = sink(piece.data());
   if (!taken.ok()) context.TryCancel();
   const grpc::Status status = reader->Finish();
   if (!taken.ok()) return taken;
-  return Annotated(status.error_code(), status.error_message());
+  return server_->Told(status);
 }
 
 absl::StatusOr<v1::ImportReply> ContextClient::Import(
@@ -167,11 +225,10 @@ absl::StatusOr<v1::ImportReply> ContextClient::Import(
     absl::FunctionRef<absl::StatusOr<absl::string_view>(int64_t offset)> source,
     absl::FunctionRef<void(int64_t position, int64_t bytes)> progress) {
   grpc::ClientContext context;
-  SetUp(context, absl::InfiniteDuration(), key_, name);
-  const auto stream = stub_->service->Import(&context);
+  server_->SetUp(context, name, absl::InfiniteDuration());
+  const auto stream = server_->stub->Import(&context);
   v1::ImportReply reply;
-  v1::ImportRequest request;
-  request.set_name(name);
+  auto request = About<v1::ImportRequest>(name);
   absl::Status given;
   while (given.ok() && reply.content_id().empty()) {
     const absl::StatusOr<absl::string_view> bytes = source(reply.position());
@@ -188,37 +245,33 @@ absl::StatusOr<v1::ImportReply> ContextClient::Import(
   stream->WritesDone();
   const grpc::Status status = stream->Finish();
   if (!given.ok()) return given;
-  if (!status.ok()) return Annotated(status.error_code(), status.error_message());
+  if (!status.ok()) return server_->Told(status);
   return reply;
 }
 
 absl::Status ContextClient::AskImport(const std::string& name) {
   grpc::ClientContext context;
-  SetUp(context, deadline_, key_, name);
-  const auto stream = stub_->service->Import(&context);
-  v1::ImportRequest request;
-  request.set_name(name);
+  server_->SetUp(context, name, server_->deadline);
+  const auto stream = server_->stub->Import(&context);
+  auto request = About<v1::ImportRequest>(name);
   v1::ImportReply reply;
   const bool may = stream->Write(request) && stream->Read(&reply);
   stream->WritesDone();
   const grpc::Status status = stream->Finish();  // of an import that did not go on
-  return may ? absl::OkStatus() : Annotated(status.error_code(), status.error_message());
+  return may ? absl::OkStatus() : server_->Told(status);
 }
 
 absl::StatusOr<int64_t> ContextClient::SendAhead(const std::string& name, ContextId id,
                                                  int64_t file, absl::string_view bytes,
                                                  absl::FunctionRef<bool()> go_on) {
-  Sha256 sha;
-  sha.Update(bytes);
-  const std::array<uint8_t, 32> digest = sha.Finish();
-  const absl::string_view end(reinterpret_cast<const char*>(digest.data()), digest.size());
+  const std::string digest = StreamDigest(bytes);
+  const absl::string_view end = digest;
   const auto size = static_cast<int64_t>(bytes.size());
   grpc::ClientContext context;
-  SetUp(context, absl::InfiniteDuration(), key_, name);
-  const auto stream = stub_->service->Import(&context);
+  server_->SetUp(context, name, absl::InfiniteDuration());
+  const auto stream = server_->stub->Import(&context);
   v1::ImportReply reply;
-  v1::ImportRequest request;
-  request.set_name(name);
+  auto request = About<v1::ImportRequest>(name);
   request.mutable_ahead()->set_context_id(id.Bytes());
   request.mutable_ahead()->set_file(static_cast<uint32_t>(file));
   request.mutable_ahead()->set_bytes(size);
@@ -237,17 +290,15 @@ absl::StatusOr<int64_t> ContextClient::SendAhead(const std::string& name, Contex
   stream->WritesDone();
   const grpc::Status status = stream->Finish();
   if (!going_on) return absl::CancelledError("sending ahead was stopped");
-  if (!status.ok()) return Annotated(status.error_code(), status.error_message());
+  if (!status.ok()) return server_->Told(status);
   return sent;
 }
 
 absl::Status ContextClient::Warm(const std::string& name,
                                  absl::FunctionRef<bool(const v1::WarmReply&)> progress) {
   grpc::ClientContext context;
-  SetUp(context, absl::InfiniteDuration(), key_, name);
-  v1::WarmRequest request;
-  request.set_name(name);
-  const auto reader = stub_->service->Warm(&context, request);
+  server_->SetUp(context, name, absl::InfiniteDuration());
+  const auto reader = server_->stub->Warm(&context, About<v1::WarmRequest>(name));
   v1::WarmReply reply;
   bool wanted = true, here = false;
   while (wanted && reader->Read(&reply)) {
@@ -258,30 +309,28 @@ absl::Status ContextClient::Warm(const std::string& name,
   const grpc::Status status = reader->Finish();
   if (here) return absl::OkStatus();
   if (!wanted) return absl::CancelledError(absl::StrCat("warm: nobody waits for \"", name, "\""));
-  if (!status.ok()) return Annotated(status.error_code(), status.error_message());
-  return absl::UnavailableError(
-      absl::StrCat("server ", address_, ": it stopped without saying that \"", name, "\" is here"));
+  if (!status.ok()) return server_->Told(status);
+  return absl::UnavailableError(absl::StrCat(
+      "server ", server_->address, ": it stopped without saying that \"", name, "\" is here"));
 }
 
 absl::StatusOr<std::string> ContextClient::Locate(const std::string& name) {
-  grpc::ClientContext context;
-  SetUp(context, deadline_, key_, name);
-  v1::LocateRequest request;
-  request.set_name(name);
-  v1::LocateResponse response;
-  const grpc::Status status = stub_->service->Locate(&context, request, &response);
-  if (!status.ok()) return Annotated(status.error_code(), status.error_message());
+  ASSIGN_OR_RETURN(const v1::LocateResponse response,
+                   server_->Call(&Server::Stub::Locate, About<v1::LocateRequest>(name), name,
+                                 server_->deadline));
   return response.address();
 }
 
 absl::Status ContextClient::Delete(const std::string& name) {
-  grpc::ClientContext context;
-  SetUp(context, deadline_, key_, name);
-  v1::DeleteRequest request;
-  request.set_name(name);
-  v1::DeleteResponse response;
-  const grpc::Status status = stub_->service->Delete(&context, request, &response);
-  return Annotated(status.error_code(), status.error_message());
+  return server_
+      ->Call(&Server::Stub::Delete, About<v1::DeleteRequest>(name), name, server_->deadline)
+      .status();
+}
+
+std::shared_ptr<void> StartWarm(const std::shared_ptr<grpc::Channel>& channel,
+                                const std::string& key, const std::string& name,
+                                ContextWaiter waiter) {
+  return WarmCall::Begin(std::make_shared<WarmCall>(channel, key, name, std::move(waiter)));
 }
 
 }  // namespace carrel::kvstore

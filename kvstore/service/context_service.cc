@@ -10,7 +10,6 @@
 #include "common/thrown.h"
 #include "kvstore/service/convert.h"
 #include "kvstore/service/grpc_caller.h"
-#include "kvstore/service/transfer_reactors.h"
 #include "kvstore/service/warm_reactor.h"
 #include "kvstore/storage/store.h"
 
@@ -59,25 +58,26 @@ absl::StatusOr<Visit> ContextServiceImpl::Begin(grpc::CallbackServerContext* con
 
 absl::Status ContextServiceImpl::OnEngine(grpc::ServerUnaryReactor* reactor,
                                           grpc::CallbackServerContext* context, Visit visit,
-                                          std::function<absl::Status(const Visit&)> call) {
+                                          std::function<absl::Status(const Visit&)> call,
+                                          bool background) {
   const std::shared_ptr<const void> turn = visit.turn();
-  return engine_->Submit(
-      [reactor, context, visit = std::move(visit), call = std::move(call)] {
-        // Its deadline has passed, or its client is gone.
-        if (context->IsCancelled()) return reactor->Finish(grpc::Status::CANCELLED);
-        reactor->Finish(ToGrpc(visit.Told(CatchThrown("request", [&] { return call(visit); }))));
-      },
-      turn.get());
+  auto task = [reactor, context, visit = std::move(visit), call = std::move(call)] {
+    // Its deadline has passed, or its client is gone.
+    if (context->IsCancelled()) return reactor->Finish(grpc::Status::CANCELLED);
+    reactor->Finish(ToGrpc(visit.Told(CatchThrown("request", [&] { return call(visit); }))));
+  };
+  return background ? engine_->SubmitBackground(std::move(task))
+                    : engine_->Submit(std::move(task), turn.get());
 }
 
 grpc::ServerUnaryReactor* ContextServiceImpl::Run(grpc::CallbackServerContext* context,
                                                   absl::string_view rpc, const std::string& name,
                                                   std::function<absl::Status(const Visit&)> call,
-                                                  bool brings) {
+                                                  When when) {
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
   absl::StatusOr<Visit> visit = Begin(context, rpc, name);
   absl::Status status = visit.status();
-  if (status.ok() && brings && source_ != nullptr) {
+  if (status.ok() && when == When::kHere && source_ != nullptr) {
     // What it is told with keeps the handle, which keeps the context here until the call has read it.
     const auto handle = std::make_shared<std::shared_ptr<void>>();
     const std::string looked_up = visit->lookup_name();
@@ -97,7 +97,10 @@ grpc::ServerUnaryReactor* ContextServiceImpl::Run(grpc::CallbackServerContext* c
                     }});
     return reactor;
   }
-  if (status.ok()) status = OnEngine(reactor, context, *std::move(visit), std::move(call));
+  if (status.ok()) {
+    status = OnEngine(reactor, context, *std::move(visit), std::move(call),
+                      /*background=*/when == When::kBehind);
+  }
   if (!status.ok()) reactor->Finish(ToGrpc(status));
   return reactor;
 }
@@ -149,20 +152,9 @@ grpc::ServerUnaryReactor* ContextServiceImpl::Get(grpc::CallbackServerContext* c
     reply->mutable_manifest()->clear_segment_digests();
     return absl::OkStatus();
   };
-  if (source_ == nullptr || IsHere(*source_, request->name())) {
-    return Run(context, "ContextService.Get", request->name(), get);
-  }
-  // The source is asked, which may take its time: not on a thread that searches.
-  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  const absl::StatusOr<Visit> visit = Begin(context, "ContextService.Get", request->name());
-  absl::Status status = visit.status();
-  if (status.ok()) {
-    status = engine_->SubmitBackground([reactor, visit = *visit, get] {
-      reactor->Finish(ToGrpc(visit.Told(CatchThrown("request", [&] { return get(visit); }))));
-    });
-  }
-  if (!status.ok()) reactor->Finish(ToGrpc(status));
-  return reactor;
+  const bool here = source_ == nullptr || IsHere(*source_, request->name());
+  return Run(context, "ContextService.Get", request->name(), get,
+             here ? When::kTurn : When::kBehind);
 }
 
 grpc::ServerUnaryReactor* ContextServiceImpl::Tokens(grpc::CallbackServerContext* context,
@@ -180,7 +172,7 @@ grpc::ServerUnaryReactor* ContextServiceImpl::Tokens(grpc::CallbackServerContext
         visit.principal().Spend(0, static_cast<int64_t>(reply->token_ids().size()));
         return absl::OkStatus();
       },
-      /*brings=*/true);
+      When::kHere);
 }
 
 grpc::ServerUnaryReactor* ContextServiceImpl::Statistics(grpc::CallbackServerContext* context,
@@ -188,7 +180,7 @@ grpc::ServerUnaryReactor* ContextServiceImpl::Statistics(grpc::CallbackServerCon
                                                          v1::StatisticsResponse* reply) {
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
   const absl::StatusOr<Visit> visit = Begin(context, "ContextService.Statistics", "");
-  if (visit.ok()) StatisticsToWire(engine_->Statistics(), reply);
+  if (visit.ok()) *reply = engine_->Statistics();
   reactor->Finish(ToGrpc(visit.status()));
   return reactor;
 }
@@ -245,8 +237,8 @@ grpc::ServerUnaryReactor* ContextServiceImpl::Delete(grpc::CallbackServerContext
 
 grpc::ServerWriteReactor<v1::WarmReply>* ContextServiceImpl::Warm(
     grpc::CallbackServerContext* context, const v1::WarmRequest* request) {
-  return WarmReactor::Start(engine_, source_, context,
-                            Begin(context, "ContextService.Warm", request->name()));
+  return StartWarm(engine_, source_, context,
+                   Begin(context, "ContextService.Warm", request->name()));
 }
 
 grpc::ServerUnaryReactor* ContextServiceImpl::Locate(grpc::CallbackServerContext* context,

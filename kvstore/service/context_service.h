@@ -11,7 +11,7 @@
 #include "kvstore/access/admission.h"
 #include "kvstore/engine/context_source.h"
 #include "kvstore/engine/engine.h"
-#include "kvstore/service/transfer_registry.h"
+#include "kvstore/service/transfer_reactors.h"
 
 namespace carrel::kvstore {
 
@@ -58,14 +58,16 @@ class ContextServiceImpl : public v1::ContextService::CallbackService {
  private:
   absl::StatusOr<Visit> Begin(grpc::CallbackServerContext* context, absl::string_view rpc,
                               const std::string& name);
-  // Runs the call on an engine thread if the caller may make it, and finishes with its status. brings: once the
-  // context is here, if there is a source.
+  // Runs the call if the caller may make it, and finishes with its status: when its turn on an engine thread
+  // comes; the same once the context is here, if there is a source; or on a thread that no search waits for.
+  enum class When : uint8_t { kTurn, kHere, kBehind };
   grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext* context, absl::string_view rpc,
                                 const std::string& name,
                                 std::function<absl::Status(const Visit&)> call,
-                                bool brings = false);
+                                When when = When::kTurn);
   absl::Status OnEngine(grpc::ServerUnaryReactor* reactor, grpc::CallbackServerContext* context,
-                        Visit visit, std::function<absl::Status(const Visit&)> call);
+                        Visit visit, std::function<absl::Status(const Visit&)> call,
+                        bool background = false);
 
   Engine* const engine_;
   Admission* const admission_;

@@ -334,39 +334,4 @@ grpc::Status ToGrpc(const absl::Status& status) {
                       std::string(status.message()));
 }
 
-void StatisticsToWire(const EngineStatistics& from, v1::StatisticsResponse* to) {
-  const auto quantiles = [](const Histogram::Summary& summary,
-                            v1::StatisticsResponse::Quantiles* wire) {
-    wire->set_mean(summary.mean);
-    wire->set_p50(summary.p50);
-    wire->set_p90(summary.p90);
-    wire->set_p99(summary.p99);
-    wire->set_max(summary.max);
-  };
-  for (int i = 0; i < kRequestKinds; ++i) {
-    if (from.kinds[i].queued.count == 0) continue;
-    v1::StatisticsResponse::Latency* latency = to->add_latencies();
-    latency->set_kind(kRequestKindNames[i]);
-    latency->set_count(from.kinds[i].queued.count);
-    quantiles(from.kinds[i].queued, latency->mutable_queued());
-    quantiles(from.kinds[i].searched, latency->mutable_searched());
-  }
-  to->set_sessions(from.sessions);
-  to->set_open_contexts(from.open_contexts);
-  to->set_waiting(from.waiting);
-  to->set_refused(from.refused);
-  to->set_resident_bytes(from.resident_bytes);
-  to->set_memory_budget_bytes(from.memory_budget_bytes);
-  to->set_index_bytes(from.index_bytes);
-  to->set_index_loads(from.index_loads);
-  to->set_index_evictions(from.index_evictions);
-  to->set_layers_released(from.layers_released);
-  to->set_layers_loaded(from.layers_loaded);
-  to->set_files_changed(from.files_changed);
-  to->set_files_damaged(from.files_damaged);
-  to->set_scrubbed_bytes(from.scrubbed_bytes);
-  to->set_scrub_passes(from.scrub_passes);
-  to->set_scrub_failures(from.scrub_failures);
-}
-
 }  // namespace carrel::kvstore

@@ -7,7 +7,6 @@
 
 #include "absl/status/statusor.h"
 #include "kvstore/access/admission.h"
-#include "kvstore/engine/engine_statistics.h"
 #include "kvstore/engine/open_context.h"
 #include "kvstore/engine/reply.h"
 #include "kvstore/engine/request.h"
@@ -23,7 +22,6 @@ class Manifest;
 class Open;
 class Query;
 class SessionReply;
-class StatisticsResponse;
 }  // namespace carrel::v1
 
 namespace carrel::kvstore {
@@ -47,7 +45,5 @@ ContextFacts FactsOf(const v1::Manifest& manifest);
 void SummaryToWire(const v1::Manifest& manifest, v1::ListResponse_Summary* wire);
 
 grpc::Status ToGrpc(const absl::Status& status);
-
-void StatisticsToWire(const EngineStatistics& from, v1::StatisticsResponse* to);
 
 }  // namespace carrel::kvstore

@@ -163,10 +163,9 @@ TEST(CredentialsTest, Rotation_NoSessionSeesAnError) {
   const absl::Time end = absl::Now() + duration;
   int turn = 1;
   for (; absl::Now() < end; ++turn) {
-    const int64_t reloads = server.config.access->counters().reloads;
+    const int64_t reloads = server.config.access->generation();
     server.WriteKeys(keys(turn - 1));  // the key in use stays valid, the next one becomes so
-    while (server.config.access->counters().reloads == reloads)
-      absl::SleepFor(absl::Milliseconds(1));
+    while (server.config.access->generation() == reloads) absl::SleepFor(absl::Milliseconds(1));
     server.WriteCertificate(server.authority.Issue({.common_name = "server", .dns = "localhost"}));
     absl::SleepFor(absl::Milliseconds(1500));  // both watchers have looked
     key = turn;

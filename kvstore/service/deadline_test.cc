@@ -2,6 +2,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "carrel/v1/context.grpc.pb.h"
+#include "carrel/v1/context.pb.h"
 #include "common/test_util.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/service/server.h"
@@ -30,7 +31,7 @@ class DeadlineTest : public testing::Test {
     CARREL_ASSERT_OK(engine_->Submit([this] { go_on_.WaitForNotification(); }));
   }
   void AwaitWaiting(int64_t requests) {
-    while (engine_->Statistics().waiting < requests) absl::SleepFor(absl::Milliseconds(1));
+    while (engine_->Statistics().waiting() < requests) absl::SleepFor(absl::Milliseconds(1));
   }
   void Send(WireSession& session, uint64_t id, int64_t timeout_us) {
     QueryRequest query;
@@ -75,7 +76,10 @@ TEST_F(DeadlineTest, Requests_AreLeftOnceTheirTimeIsOver) {
   EXPECT_EQ(CodeOf(session, 3), StatusCode::kOk);
   EXPECT_EQ(CodeOf(session, 4), StatusCode::kInvalidArgument);
   EXPECT_EQ(CodeOf(session, 5), StatusCode::kOk);
-  EXPECT_EQ(engine_->Statistics().kinds[static_cast<int>(Want::kRows)].searched.count, 2);
+  const v1::StatisticsResponse statistics = engine_->Statistics();
+  ASSERT_EQ(statistics.latencies_size(), 1);
+  EXPECT_EQ(statistics.latencies(0).kind(), "rows");
+  EXPECT_EQ(statistics.latencies(0).count(), 2);
   session.CloseSending();
   EXPECT_TRUE(session.Finish().ok());
 }
@@ -92,7 +96,7 @@ TEST_F(DeadlineTest, Open_IsRefusedOnceItsTimeIsOver) {
   absl::SleepFor(absl::Milliseconds(2));
   go_on_.Notify();
   EXPECT_EQ(session.Finish().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
-  EXPECT_EQ(engine_->Statistics().open_contexts, 0);
+  EXPECT_EQ(engine_->Statistics().open_contexts(), 0);
 }
 
 // Deleting late what a client has given up deleting would be a surprise to him.

@@ -43,48 +43,35 @@ class Connection : public std::enable_shared_from_this<Connection> {
     stream_.expires_after(kPatience);
     http::async_read(
         stream_, buffer_, parser_, [self = shared_from_this()](error_code error, size_t) {
-          if (!error) return self->Answer();
-          if (error == http::error::header_limit)
-            self->Refuse(http::status::request_header_fields_too_large);
-          else if (error.category() == make_error_code(http::error::bad_method).category() &&
-                   error != http::error::end_of_stream) {
-            self->Refuse(http::status::bad_request);
+          if (!error) return self->Answer(http::status::ok);
+          if (error == http::error::header_limit) {
+            self->Answer(http::status::request_header_fields_too_large);
+          } else if (error.category() == make_error_code(http::error::bad_method).category() &&
+                     error != http::error::end_of_stream) {
+            self->Answer(http::status::bad_request);
           }
         });
   }
 
  private:
-  void Answer() {
+  void Answer(http::status status) {
     const auto& request = parser_.get();
     const bool head = request.method() == http::verb::head;
-    if (request.method() != http::verb::get && !head) {
-      return Refuse(http::status::method_not_allowed);
+    if (status == http::status::ok && request.method() != http::verb::get && !head) {
+      status = http::status::method_not_allowed;
+      reply_.set(http::field::allow, "GET, HEAD");
+    } else if (status == http::status::ok && request.target() != "/metrics") {
+      status = http::status::not_found;
     }
-    if (request.target() != "/metrics") return Refuse(http::status::not_found);
-    reply_.result(http::status::ok);
-    reply_.set(http::field::content_type, "text/plain; version=0.0.4; charset=utf-8");
-    reply_.body() = (*text_)();
-    if (head) {
-      const size_t size = reply_.body().size();
-      reply_.body().clear();
-      reply_.content_length(size);
-      return Send();
-    }
-    reply_.prepare_payload();
-    Send();
-  }
-
-  void Refuse(http::status status) {
+    const bool ok = status == http::status::ok;
     reply_.result(status);
-    reply_.set(http::field::content_type, "text/plain");
-    if (status == http::status::method_not_allowed) reply_.set(http::field::allow, "GET, HEAD");
-    reply_.body() = absl::StrCat(static_cast<unsigned>(status), " ",
-                                 std::string(http::obsolete_reason(status)), "\n");
-    reply_.prepare_payload();
-    Send();
-  }
-
-  void Send() {
+    reply_.set(http::field::content_type,
+               ok ? "text/plain; version=0.0.4; charset=utf-8" : "text/plain");
+    reply_.body() = ok ? (*text_)()
+                       : absl::StrCat(static_cast<unsigned>(status), " ",
+                                      std::string(http::obsolete_reason(status)), "\n");
+    reply_.prepare_payload();  // says how long the body is, also where it is not sent
+    if (ok && head) reply_.body().clear();
     reply_.keep_alive(false);
     stream_.expires_after(kPatience);
     http::async_write(stream_, reply_, [self = shared_from_this()](error_code, size_t) {

@@ -46,16 +46,10 @@ prometheus::ClientMetric ToPrometheus(const MetricFamily& family, const MetricSa
   return metric;
 }
 
-prometheus::MetricType ToPrometheus(MetricType type) {
-  switch (type) {
-    case MetricType::kCounter:
-      return prometheus::MetricType::Counter;
-    case MetricType::kGauge:
-      return prometheus::MetricType::Gauge;
-    default:
-      return prometheus::MetricType::Histogram;
-  }
-}
+// By MetricType.
+constexpr prometheus::MetricType kTypes[] = {prometheus::MetricType::Counter,
+                                             prometheus::MetricType::Gauge,
+                                             prometheus::MetricType::Histogram};
 
 double Seconds(const timeval& time) {
   return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
@@ -92,7 +86,7 @@ std::string MetricsText(const std::vector<MetricFamily>& families) {
     prometheus::MetricFamily to;
     to.name = family.name;
     to.help = family.help;
-    to.type = ToPrometheus(family.type);
+    to.type = kTypes[static_cast<size_t>(family.type)];
     for (const MetricSample& sample : family.samples) {
       to.metric.push_back(ToPrometheus(family, sample));
     }
@@ -101,33 +95,32 @@ std::string MetricsText(const std::vector<MetricFamily>& families) {
   return prometheus::TextSerializer().Serialize(converted);
 }
 
-std::vector<MetricFamily> EngineMetrics(const EngineStatistics& s) {
-  const auto number = [](int64_t value) { return static_cast<double>(value); };
+std::vector<MetricFamily> EngineMetrics(const v1::StatisticsResponse& s) {
   return {
-      GaugeFamily("carrel_sessions", "Sessions that are open.", number(s.sessions)),
-      GaugeFamily("carrel_open_contexts", "Contexts that are open.", number(s.open_contexts)),
-      GaugeFamily("carrel_queue_waiting", "Requests that wait for a thread.", number(s.waiting)),
+      GaugeFamily("carrel_sessions", "Sessions that are open.", s.sessions()),
+      GaugeFamily("carrel_open_contexts", "Contexts that are open.", s.open_contexts()),
+      GaugeFamily("carrel_queue_waiting", "Requests that wait for a thread.", s.waiting()),
       GaugeFamily("carrel_memory_budget_bytes", "What the process may hold by its configuration.",
-                  number(s.memory_budget_bytes)),
+                  s.memory_budget_bytes()),
       GaugeFamily("carrel_index_heap_bytes", "Heap of loaded indexes, and keys kept in 8 bits.",
-                  number(s.index_bytes)),
-      TotalFamily("carrel_index_loads_total", "Indexes loaded.", number(s.index_loads)),
+                  s.index_bytes()),
+      TotalFamily("carrel_index_loads_total", "Indexes loaded.", s.index_loads()),
       TotalFamily("carrel_index_evictions_total", "Indexes let go for the budget.",
-                  number(s.index_evictions)),
+                  s.index_evictions()),
       TotalFamily("carrel_layers_released_total", "Layers whose pages were let go for the budget.",
-                  number(s.layers_released)),
+                  s.layers_released()),
       TotalFamily("carrel_files_changed_total",
-                  "Times that a file of an open context was written to.", number(s.files_changed)),
+                  "Times that a file of an open context was written to.", s.files_changed()),
       TotalFamily("carrel_files_damaged_total", "Files of open contexts that could not be read.",
-                  number(s.files_damaged)),
+                  s.files_damaged()),
       TotalFamily("carrel_scrubbed_bytes_total", "Stored bytes that the scrubber verified again.",
-                  number(s.scrubbed_bytes)),
+                  s.scrubbed_bytes()),
       TotalFamily("carrel_scrub_passes_total", "Passes of the scrubber over all contexts.",
-                  number(s.scrub_passes)),
+                  s.scrub_passes()),
       TotalFamily("carrel_scrub_failures_total",
-                  "Damaged files that the scrubber found, in each pass.", number(s.scrub_failures)),
+                  "Damaged files that the scrubber found, in each pass.", s.scrub_failures()),
       TotalFamily("carrel_layers_loaded_total", "Layers read whole behind the searches.",
-                  number(s.layers_loaded)),
+                  s.layers_loaded()),
   };
 }
 
@@ -143,21 +136,18 @@ std::vector<MetricFamily> ServiceMetrics(const ServiceStatistics& s) {
                  {.labels = {{"reason", "stalled"}}, .value = number(s.sessions_stalled)},
                  {.labels = {{"reason", "withdrawn"}}, .value = number(s.sessions_withdrawn)}};
   return {
-      GaugeFamily("carrel_connections", "Connections that are open.", number(s.connections)),
-      GaugeFamily("carrel_max_connections", "Connections that may be open.",
-                  number(s.max_connections)),
+      GaugeFamily("carrel_connections", "Connections that are open.", s.connections),
+      GaugeFamily("carrel_max_connections", "Connections that may be open.", s.max_connections),
       TotalFamily("carrel_connections_accepted_total", "Connections accepted.",
-                  number(s.connections_accepted)),
+                  s.connections_accepted),
       TotalFamily("carrel_connections_refused_total", "Connections closed at once, for a limit.",
-                  number(s.connections_refused)),
+                  s.connections_refused),
       TotalFamily("carrel_connections_silent_total",
-                  "Connections closed, as their clients said nothing.",
-                  number(s.connections_silent)),
+                  "Connections closed, as their clients said nothing.", s.connections_silent),
       TotalFamily("carrel_sessions_refused_total",
-                  "Sessions refused at their start: a limit, or draining.",
-                  number(s.sessions_refused)),
+                  "Sessions refused at their start: a limit, or draining.", s.sessions_refused),
       std::move(cut),
-      GaugeFamily("carrel_transfers", "Exports and imports that go on.", number(s.transfers)),
+      GaugeFamily("carrel_transfers", "Exports and imports that go on.", s.transfers),
   };
 }
 

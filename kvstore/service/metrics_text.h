@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "carrel/v1/context.pb.h"
 #include "common/metrics.h"
 #include "kvstore/access/principal.h"
-#include "kvstore/engine/engine_statistics.h"
 #include "kvstore/service/service_limits.h"
 
 namespace carrel::kvstore {
@@ -16,7 +16,7 @@ namespace carrel::kvstore {
 std::string MetricsText(const std::vector<MetricFamily>& families);
 
 // What an engine holds at this moment.
-std::vector<MetricFamily> EngineMetrics(const EngineStatistics& statistics);
+std::vector<MetricFamily> EngineMetrics(const v1::StatisticsResponse& statistics);
 // What a server's connections and sessions did.
 std::vector<MetricFamily> ServiceMetrics(const ServiceStatistics& statistics);
 // What the kernel says of this process: resident memory by kind, page faults, descriptors, CPU

@@ -34,7 +34,7 @@
 #include "kvstore/service/listener.h"
 #include "kvstore/service/session_reactor.h"
 #include "kvstore/service/session_registry.h"
-#include "kvstore/service/transfer_registry.h"
+#include "kvstore/service/transfer_reactors.h"
 
 namespace carrel::kvstore {
 namespace {

@@ -105,48 +105,48 @@ void SessionReactor::Cut(const absl::Status& status) {
   FinishWith(status);
 }
 
-SessionReactor::Overdue SessionReactor::EndIfOverdue(std::chrono::steady_clock::time_point now,
-                                                     const ServiceLimits& limits) {
+void SessionReactor::EndIfOverdue(std::chrono::steady_clock::time_point now,
+                                  const ServiceLimits& limits, EndedSessions& ended) {
   absl::MutexLock lock(&mu_);
   if (finished_) {
     // The status waits behind a part that nobody takes.
     const bool stuck =
         writing_ && !done_ && absl::FromChrono(now - write_began_) >= limits.stall_timeout;
     if (stuck) context_->TryCancel();
-    return Overdue::kNo;
+    return;
   }
   const absl::Duration quiet = absl::FromChrono(now - active_);
   if (session_ == nullptr) {
-    if (!reading_ || opening_ || quiet < limits.open_timeout) return Overdue::kNo;
+    if (!reading_ || opening_ || quiet < limits.open_timeout) return;
+    ++ended.not_opened;
     FinishWith(absl::DeadlineExceededError(absl::StrCat(
         "session: no open request within ", absl::FormatDuration(limits.open_timeout))));
-    return Overdue::kNotOpened;
+    return;
   }
   if (writing_) {
     // Not `active_`: who goes on asking and takes nothing is no better.
-    if (absl::FromChrono(now - write_began_) < limits.stall_timeout) return Overdue::kNo;
+    if (absl::FromChrono(now - write_began_) < limits.stall_timeout) return;
+    ++ended.stalled;
     FinishWith(absl::UnavailableError(absl::StrCat("session: its client took nothing for ",
                                                    absl::FormatDuration(limits.stall_timeout))));
     // What waits to be written would keep the status from leaving.
     context_->TryCancel();
-    return Overdue::kStalled;
+    return;
   }
-  if (in_engine_ > 0 || making_ || !answers_.empty() || quiet < limits.idle_timeout) {
-    return Overdue::kNo;
-  }
+  if (in_engine_ > 0 || making_ || !answers_.empty() || quiet < limits.idle_timeout) return;
+  ++ended.idle;
   FinishWith(absl::UnavailableError(
       absl::StrCat("session: idle for ", absl::FormatDuration(limits.idle_timeout))));
-  return Overdue::kIdle;
 }
 
-void SessionReactor::EndIfWithdrawn(std::atomic<int64_t>* count) {
+void SessionReactor::EndIfWithdrawn(EndedSessions& ended) {
   {
     absl::MutexLock lock(&mu_);
     if (finished_ || session_ == nullptr) return;  // visit_ stays as it is from here on
   }
   const absl::Status status = visit_->StillAllowed();
   if (status.ok()) return;
-  count->fetch_add(1, std::memory_order_relaxed);  // before the client hears of it
+  ++ended.withdrawn;  // before the client hears of it
   Cut(status);
 }
 

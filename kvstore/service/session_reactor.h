@@ -54,11 +54,11 @@ class SessionReactor : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
   void Cut(const absl::Status& status);
 
   // Ends a session that ran out of one of its times.
-  enum class Overdue : uint8_t { kNo = 0, kNotOpened = 1, kIdle = 2, kStalled = 3 };
-  Overdue EndIfOverdue(std::chrono::steady_clock::time_point now, const ServiceLimits& limits);
+  void EndIfOverdue(std::chrono::steady_clock::time_point now, const ServiceLimits& limits,
+                    EndedSessions& ended);
   // Ends a session that its caller may not have any more (Visit::StillAllowed), and counts it
   // before the client hears of it.
-  void EndIfWithdrawn(std::atomic<int64_t>* count);
+  void EndIfWithdrawn(EndedSessions& ended);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;

@@ -62,26 +62,14 @@ std::vector<std::shared_ptr<SessionReactor>> SessionRegistry::All() const {
 
 void SessionRegistry::EndWithdrawn() {
   for (const std::shared_ptr<SessionReactor>& session : All()) {
-    session->EndIfWithdrawn(&withdrawn_);
+    session->EndIfWithdrawn(ended_);
   }
 }
 
 void SessionRegistry::EndOverdue() {
   const auto now = std::chrono::steady_clock::now();
   for (const std::shared_ptr<SessionReactor>& session : All()) {
-    switch (session->EndIfOverdue(now, limits_)) {
-      case SessionReactor::Overdue::kNo:
-        break;
-      case SessionReactor::Overdue::kNotOpened:
-        not_opened_.fetch_add(1, std::memory_order_relaxed);
-        break;
-      case SessionReactor::Overdue::kIdle:
-        idle_.fetch_add(1, std::memory_order_relaxed);
-        break;
-      case SessionReactor::Overdue::kStalled:
-        stalled_.fetch_add(1, std::memory_order_relaxed);
-        break;
-    }
+    session->EndIfOverdue(now, limits_, ended_);
   }
 }
 
@@ -104,10 +92,10 @@ std::vector<std::shared_ptr<SessionReactor>> SessionRegistry::Drain(absl::Durati
 
 void SessionRegistry::AddTo(ServiceStatistics* statistics) const {
   statistics->sessions_refused = refused_.load(std::memory_order_relaxed);
-  statistics->sessions_not_opened = not_opened_.load(std::memory_order_relaxed);
-  statistics->sessions_idle = idle_.load(std::memory_order_relaxed);
-  statistics->sessions_stalled = stalled_.load(std::memory_order_relaxed);
-  statistics->sessions_withdrawn = withdrawn_.load(std::memory_order_relaxed);
+  statistics->sessions_not_opened = ended_.not_opened;
+  statistics->sessions_idle = ended_.idle;
+  statistics->sessions_stalled = ended_.stalled;
+  statistics->sessions_withdrawn = ended_.withdrawn;
   absl::MutexLock lock(&mu_);
   statistics->sessions = static_cast<int64_t>(sessions_.size());
 }

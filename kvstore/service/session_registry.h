@@ -24,6 +24,11 @@ class SessionReactor;
 // gRPC's name of a peer without its port: all connections of one host.
 std::string HostOfPeer(absl::string_view peer);
 
+// How many were ended, and why.
+struct EndedSessions {
+  std::atomic<int64_t> not_opened{0}, idle{0}, stalled{0}, withdrawn{0};
+};
+
 class SessionRegistry {
  public:
   // max_sessions: of the engine, too.
@@ -57,7 +62,8 @@ class SessionRegistry {
   const ServiceLimits limits_;
   const int64_t max_sessions_;
   std::atomic<bool> hurry_{false};
-  std::atomic<int64_t> refused_{0}, not_opened_{0}, idle_{0}, stalled_{0}, withdrawn_{0};
+  std::atomic<int64_t> refused_{0};
+  EndedSessions ended_;
   mutable absl::Mutex mu_;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   absl::flat_hash_map<SessionReactor*, Entry> sessions_ ABSL_GUARDED_BY(mu_);

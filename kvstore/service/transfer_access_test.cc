@@ -84,10 +84,9 @@ class TransferAccessTest : public testing::Test {
     CARREL_ASSERT_OK(server_->Start());
   }
   void Write(const std::string& keys, const std::string& tenants) {
-    const int64_t reloads = server_->config.access->counters().reloads;
+    const int64_t reloads = server_->config.access->generation();
     server_->WriteKeys(keys, tenants);
-    while (server_->config.access->counters().reloads == reloads)
-      absl::SleepFor(absl::Milliseconds(1));
+    while (server_->config.access->generation() == reloads) absl::SleepFor(absl::Milliseconds(1));
   }
   ContextClient Client(const std::string& key) const {
     return ContextClient(server_->Channel(), "here", absl::Seconds(60), key);
@@ -304,7 +303,7 @@ TEST_F(TransferAccessTest, DelayedImportThatIsCutOff_IsLetGo) {
     ImportCall call(*server_, "slow");
     CARREL_ASSERT_OK(call.Send(mine_.substr(0, 10), "here"));
     for (size_t at = 10; at < 60; at += 10) CARREL_ASSERT_OK(call.Send(mine_.substr(at, 10)));
-    EXPECT_GT(server_->config.access->uses().back().counts.delayed, 0);
+    EXPECT_GT(server_->config.access->Named("slow")->counts().delayed, 0);
   }
   absl::StatusOr<int64_t> again = absl::UnavailableError("not yet");
   for (int i = 0; i < 2000 && !again.ok(); ++i) {

@@ -6,12 +6,23 @@
 #include <limits>
 #include <optional>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/status.h"
+#include "kvstore/engine/request_metrics.h"
 #include "kvstore/service/convert.h"
 #include "kvstore/storage/store.h"
 
 namespace carrel::kvstore {
+
+class Transfer {
+ public:
+  virtual ~Transfer() = default;
+  virtual void EndIfOver(std::chrono::steady_clock::time_point now,
+                         const ServiceLimits& limits) = 0;
+};
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -170,7 +181,8 @@ class ExportReactor final : public TransferReactor<grpc::ServerWriteReactor<v1::
   absl::Duration TimeOf(const ServiceLimits& limits) const override { return limits.stall_timeout; }
 
   void SendFirst() {
-    absl::StatusOr<std::unique_ptr<ContextExport>> from = engine_->Export(visit_->lookup_name());
+    absl::StatusOr<std::unique_ptr<ContextExport>> from =
+        engine_->store().Export(visit_->lookup_name());
     const absl::Status status = visit_->Told(from.status());
     visit_->Log("export", status);
     if (!status.ok()) return End(status);
@@ -222,7 +234,7 @@ class ImportReactor final
     if (to_ == nullptr) {
       RETURN_IF_ERROR(visit_->AllowNew(request_.name()));
       SetTold();
-      ASSIGN_OR_RETURN(to_, engine_->Import(request_.name(), Guard()));
+      ASSIGN_OR_RETURN(to_, engine_->store().Import(request_.name(), Guard()));
       if (request_.has_ahead()) RETURN_IF_ERROR(BeginAhead(request_.ahead()));
     } else if (!request_.name().empty()) {
       return absl::InvalidArgumentError("import: the name belongs into the first request");
@@ -328,6 +340,39 @@ class ImportReactor final
 };
 
 }  // namespace
+
+absl::Status TransferRegistry::Add(std::shared_ptr<Transfer> transfer) {
+  absl::MutexLock lock(&mu_);
+  if (static_cast<int64_t>(transfers_.size()) >= limits_.max_transfers) {
+    CountRefusal("transfers");
+    return absl::ResourceExhaustedError(absl::StrCat(
+        transfers_.size(),
+        " exports and imports are going on (max_transfers=", limits_.max_transfers, ")"));
+  }
+  transfers_.insert(std::move(transfer));
+  return absl::OkStatus();
+}
+
+void TransferRegistry::Remove(const Transfer* transfer) {
+  decltype(transfers_)::node_type last;  // destroyed without the lock
+  absl::MutexLock lock(&mu_);
+  last = transfers_.extract(transfer);
+}
+
+void TransferRegistry::EndThoseThatAreOver() {
+  std::vector<std::shared_ptr<Transfer>> all;
+  {
+    absl::MutexLock lock(&mu_);
+    all.assign(transfers_.begin(), transfers_.end());
+  }
+  const auto now = std::chrono::steady_clock::now();
+  for (const std::shared_ptr<Transfer>& transfer : all) transfer->EndIfOver(now, limits_);
+}
+
+int64_t TransferRegistry::size() const {
+  absl::MutexLock lock(&mu_);
+  return static_cast<int64_t>(transfers_.size());
+}
 
 grpc::ServerWriteReactor<v1::ExportPiece>* StartExport(Engine* engine, TransferRegistry* registry,
                                                        grpc::CallbackServerContext* context,

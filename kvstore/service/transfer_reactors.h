@@ -11,12 +11,39 @@
 
 #include <memory>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "carrel/v1/context.grpc.pb.h"
 #include "kvstore/access/admission.h"
 #include "kvstore/engine/engine.h"
-#include "kvstore/service/transfer_registry.h"
+#include "kvstore/service/service_limits.h"
 
 namespace carrel::kvstore {
+
+class Transfer;
+
+// The exports and imports of a server: how many there may be, and which are to end, as they ran out of time
+// or their callers may not have them any more. Any thread.
+class TransferRegistry {
+ public:
+  explicit TransferRegistry(const ServiceLimits& limits) : limits_(limits) {}
+
+  // ResourceExhausted names the limit. It is kept until Remove.
+  absl::Status Add(std::shared_ptr<Transfer> transfer);
+  void Remove(const Transfer* transfer);
+
+  // Call it about every second.
+  void EndThoseThatAreOver();
+
+  int64_t size() const;
+
+ private:
+  const ServiceLimits limits_;
+  mutable absl::Mutex mu_;
+  absl::flat_hash_set<std::shared_ptr<Transfer>> transfers_ ABSL_GUARDED_BY(mu_);
+};
 
 grpc::ServerWriteReactor<v1::ExportPiece>* StartExport(Engine* engine, TransferRegistry* registry,
                                                        grpc::CallbackServerContext* context,

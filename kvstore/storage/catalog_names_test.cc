@@ -1,8 +1,7 @@
-#include "kvstore/storage/catalog_names.h"
-
 #include <gtest/gtest.h>
 
 #include "absl/status/status.h"
+#include "kvstore/storage/catalog.h"
 
 namespace carrel::kvstore {
 namespace {

@@ -4,11 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <filesystem>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "carrel/v1/context.pb.h"
@@ -18,6 +18,7 @@
 #include "common/status.h"
 #include "kvstore/format/manifest.h"
 #include "kvstore/storage/import_remains.h"
+#include "kvstore/storage/unfinished.h"
 
 namespace carrel::kvstore {
 namespace {
@@ -71,8 +72,7 @@ class PartFile {
 
   // Whether the file is of this SHA-256; then it gets its name, durably.
   absl::Status Finish(absl::string_view digest, const std::string& name) {
-    const std::array<uint8_t, 32> found = sha_.Finish();
-    if (digest != absl::string_view(reinterpret_cast<const char*>(found.data()), found.size())) {
+    if (digest != absl::HexStringToBytes(sha_.FinishHex())) {
       return absl::DataLossError(absl::StrCat("import: ", fs::path(name).filename().string(),
                                               " of ", bytes_, " bytes does not match its SHA-256"));
     }
@@ -175,7 +175,7 @@ class ContextImportImpl final : public ContextImport {
     if (error) return ErrnoStatus(error.value(), absl::StrCat("create ", imports_));
     // Who looks at what was left holds locks for a moment, too.
     for (int attempt = 0;; ++attempt) {
-      absl::StatusOr<ImportLock> lock = ImportLock::Take(LockPath());
+      absl::StatusOr<FolderLock> lock = FolderLock::TakeFile(LockPath());
       if (lock.ok()) {
         lock_ = *std::move(lock);
         return absl::OkStatus();
@@ -224,19 +224,11 @@ class ContextImportImpl final : public ContextImport {
   }
 
   absl::StatusOr<int64_t> TakeHeader(absl::string_view bytes) {
-    int64_t taken = 0;
-    for (;;) {
-      ASSIGN_OR_RETURN(const int64_t wanted, StreamHeader::BytesWanted(header_bytes_));
-      const absl::string_view more = bytes.substr(
-          static_cast<size_t>(taken), static_cast<size_t>(wanted) - header_bytes_.size());
-      header_bytes_.append(more.data(), more.size());
-      taken += static_cast<int64_t>(more.size());
-      position_ += static_cast<int64_t>(more.size());
-      if (static_cast<int64_t>(header_bytes_.size()) < wanted) return taken;
-      ASSIGN_OR_RETURN(const int64_t all, StreamHeader::BytesWanted(header_bytes_));
-      if (all == wanted) break;
-    }
-    RETURN_IF_ERROR(Begin());
+    absl::string_view rest = bytes;
+    ASSIGN_OR_RETURN(const bool whole, StreamHeader::Take(header_bytes_, rest));
+    const auto taken = static_cast<int64_t>(bytes.size() - rest.size());
+    position_ += taken;
+    if (whole) RETURN_IF_ERROR(Begin());
     return taken;
   }
 
@@ -314,7 +306,7 @@ class ContextImportImpl final : public ContextImport {
   const std::string imports_;
   std::string name_;
   const ImportTarget target_;
-  ImportLock lock_;
+  FolderLock lock_;
   bool ahead_ = false;  // one file instead of a stream
   std::string header_bytes_;
   StreamHeader header_;

@@ -70,6 +70,16 @@ absl::StatusOr<int64_t> StreamHeader::BytesWanted(absl::string_view so_far) {
          kStreamDigestBytes;
 }
 
+absl::StatusOr<bool> StreamHeader::Take(std::string& so_far, absl::string_view& bytes) {
+  for (;;) {
+    ASSIGN_OR_RETURN(const int64_t wanted, BytesWanted(so_far));
+    const absl::string_view taken = bytes.substr(0, static_cast<size_t>(wanted) - so_far.size());
+    if (taken.empty()) return static_cast<int64_t>(so_far.size()) == wanted;
+    so_far.append(taken.data(), taken.size());
+    bytes.remove_prefix(taken.size());
+  }
+}
+
 absl::StatusOr<StreamHeader> StreamHeader::Decode(absl::string_view all) {
   const absl::string_view proven = all.substr(0, all.size() - kStreamDigestBytes);
   if (StreamDigest(proven) != all.substr(proven.size())) {

@@ -26,12 +26,31 @@ namespace carrel::kvstore {
 
 inline constexpr int64_t kStreamPieceBytes = int64_t{1} << 20;
 
+// The header of a stream, as bytes and back.
+struct StreamHeader {
+  std::string name;
+  std::string manifest;  // serialized
+  std::vector<int64_t> file_bytes;
+
+  std::string Encode() const;
+  // Of the bytes so far: how many the header has, or, where that is not known yet, how many say it.
+  static absl::StatusOr<int64_t> BytesWanted(absl::string_view so_far);
+  // Takes what the header lacks off the front of `bytes`; true: it is whole.
+  static absl::StatusOr<bool> Take(std::string& so_far, absl::string_view& bytes);
+  static absl::StatusOr<StreamHeader> Decode(absl::string_view all);  // BytesWanted() of them
+};
+inline constexpr int64_t kStreamDigestBytes = 32;
+// SHA-256 as a stream has it: 32 bytes.
+std::string StreamDigest(absl::string_view bytes);
+inline constexpr int64_t kMostStreamFiles = 1 << 20;
+
 // A context on its way out. Keeps its files mapped, also when it is deleted meanwhile. Not
 // thread-safe.
 class ContextExport {
  public:
   virtual ~ContextExport() = default;
   virtual const v1::Manifest& manifest() const = 0;
+  virtual const StreamHeader& header() const = 0;
   virtual int64_t bytes() const = 0;  // of the whole stream
   // The next piece, at most kStreamPieceBytes, valid until the next call; empty: all was given.
   // Every byte of a segment is verified before it is given.
@@ -41,8 +60,9 @@ class ContextExport {
   // live as long as this. What Next gave the digest of, or VerifyFile looked at, is verified.
   virtual int64_t files() const = 0;
   virtual absl::string_view File(int64_t file) const = 0;
-  // Reads all of it: that every segment of it is what the manifest says. DataLoss: which is not.
-  virtual absl::Status VerifyFile(int64_t file) = 0;
+  // Reads all of it: that every segment of it is what the manifest says. DataLoss: which is not. sha256: gets the
+  // file's, in hex; null: nobody asks.
+  virtual absl::Status VerifyFile(int64_t file, std::string* sha256 = nullptr) = 0;
 };
 
 // A context on its way in, below STORE/importing. What arrived stays there until Publish, so that an
@@ -82,21 +102,5 @@ struct ImportGuard {
   // Null: all.
   std::function<int64_t()> most_remains;
 };
-
-// The header of a stream, as bytes and back.
-struct StreamHeader {
-  std::string name;
-  std::string manifest;  // serialized
-  std::vector<int64_t> file_bytes;
-
-  std::string Encode() const;
-  // Of the bytes so far: how many the header has, or, where that is not known yet, how many say it.
-  static absl::StatusOr<int64_t> BytesWanted(absl::string_view so_far);
-  static absl::StatusOr<StreamHeader> Decode(absl::string_view all);  // BytesWanted() of them
-};
-inline constexpr int64_t kStreamDigestBytes = 32;
-// SHA-256 as a stream has it: 32 bytes.
-std::string StreamDigest(absl::string_view bytes);
-inline constexpr int64_t kMostStreamFiles = 1 << 20;
 
 }  // namespace carrel::kvstore

@@ -1,11 +1,11 @@
-#include "kvstore/storage/copy_context.h"
-
 #include <algorithm>
 #include <utility>
 
 #include "carrel/v1/context.pb.h"
 #include "common/checksum.h"
 #include "common/status.h"
+#include "kvstore/storage/store.h"
+#include "kvstore/storage/stored_context.h"
 
 namespace carrel::kvstore {
 namespace {

@@ -1,19 +1,13 @@
 #include "kvstore/storage/import_remains.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <filesystem>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/strip.h"
 #include "common/checksum.h"
-#include "common/status.h"
+#include "kvstore/storage/unfinished.h"
 
 namespace carrel::kvstore {
 namespace {
@@ -21,30 +15,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kOfOwner[] = "of-", kLock[] = ".lock";
-
-// Whether the file that is open is the one of that name: another process may have removed it, and
-// locked one of its own.
-bool IsAt(int fd, const std::string& path) {
-  struct stat open_file, named;
-  return fstat(fd, &open_file) == 0 && stat(path.c_str(), &named) == 0 &&
-         open_file.st_dev == named.st_dev && open_file.st_ino == named.st_ino;
-}
-
-ImportRemains Measure(const std::string& path) {
-  ImportRemains remains = {.path = path, .touched = absl::InfinitePast()};
-  const auto add = [&](const fs::path& file) {
-    struct stat info;
-    if (stat(file.c_str(), &info) != 0) return;
-    if (S_ISREG(info.st_mode)) remains.bytes += info.st_size;
-    remains.touched = std::max(remains.touched, absl::TimeFromTimespec(info.st_mtim));
-  };
-  add(path);
-  std::error_code error;
-  for (fs::directory_iterator it(path, error), end; !error && it != end; it.increment(error)) {
-    add(it->path());
-  }
-  return remains;
-}
 
 std::string LockOf(const ImportRemains& remains) { return remains.path + kLock; }
 
@@ -65,6 +35,10 @@ std::vector<std::string> PathsIn(const std::string& folder) {
   return paths;
 }
 
+bool IsOfOwner(const std::string& path) {
+  return absl::StartsWith(fs::path(path).filename().string(), kOfOwner);
+}
+
 void EndPublishedOf(const std::string& folder,
                     absl::FunctionRef<bool(const std::string& id)> is_published) {
   for (const ImportRemains& remains : ListImportRemains(folder)) {
@@ -81,38 +55,13 @@ void EndPublishedOf(const std::string& folder,
 
 }  // namespace
 
-ImportLock::~ImportLock() {
-  if (fd_ >= 0) close(fd_);
-}
-
-ImportLock::ImportLock(ImportLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-
-ImportLock& ImportLock::operator=(ImportLock&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  return *this;
-}
-
-absl::StatusOr<ImportLock> ImportLock::Take(const std::string& path) {
-  for (;;) {
-    ImportLock lock;
-    lock.fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (lock.fd_ < 0) return ErrnoStatus(errno, path);
-    if (flock(lock.fd_, LOCK_EX | LOCK_NB) != 0) {
-      if (errno != EWOULDBLOCK) return ErrnoStatus(errno, path);
-      return absl::FailedPreconditionError("another import of this context is going on");
-    }
-    if (IsAt(lock.fd_, path)) return lock;
-  }
-}
-
 std::vector<ImportRemains> ListImportRemains(const std::string& folder) {
   std::vector<ImportRemains> all;
-  std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    const std::string name = it->path().filename().string();
+  for (const std::string& path : PathsIn(folder)) {
     std::error_code gone;
-    if (absl::StartsWith(name, kOfOwner) || !it->is_directory(gone)) continue;
-    all.push_back(Measure(it->path().string()));
+    if (IsOfOwner(path) || !fs::is_directory(path, gone)) continue;
+    const FolderUse use = MeasureFolder(path);
+    all.push_back({.path = path, .bytes = use.bytes, .touched = use.touched});
   }
   std::sort(all.begin(), all.end(),
             [](const ImportRemains& a, const ImportRemains& b) { return a.touched < b.touched; });
@@ -121,10 +70,10 @@ std::vector<ImportRemains> ListImportRemains(const std::string& folder) {
 
 RemovedRemains RemoveImportRemains(const std::string& folder, const RemainsLimits& limits,
                                    absl::Time now) {
-  std::vector<std::pair<ImportRemains, ImportLock>> abandoned;  // whose locks we have
+  std::vector<std::pair<ImportRemains, FolderLock>> abandoned;  // whose locks we have
   int64_t bytes = 0;
   for (const ImportRemains& remains : ListImportRemains(folder)) {
-    absl::StatusOr<ImportLock> lock = ImportLock::Take(LockOf(remains));
+    absl::StatusOr<FolderLock> lock = FolderLock::TakeFile(LockOf(remains));
     if (!lock.ok()) continue;
     bytes += remains.bytes;
     abandoned.emplace_back(remains, *std::move(lock));
@@ -144,7 +93,7 @@ RemovedRemains RemoveOldImportRemains(const std::string& imports, absl::Duration
                                       absl::Time now) {
   RemovedRemains removed = RemoveImportRemains(imports, {.age = age}, now);
   for (const std::string& path : PathsIn(imports)) {
-    if (!absl::StartsWith(fs::path(path).filename().string(), kOfOwner)) continue;
+    if (!IsOfOwner(path)) continue;
     const RemovedRemains of_owner = RemoveImportRemains(path, {.age = age}, now);
     removed.imports += of_owner.imports;
     removed.bytes += of_owner.bytes;
@@ -156,9 +105,7 @@ void EndPublishedImports(const std::string& imports,
                          absl::FunctionRef<bool(const std::string& id)> is_published) {
   EndPublishedOf(imports, is_published);
   for (const std::string& path : PathsIn(imports)) {
-    if (absl::StartsWith(fs::path(path).filename().string(), kOfOwner)) {
-      EndPublishedOf(path, is_published);
-    }
+    if (IsOfOwner(path)) EndPublishedOf(path, is_published);
   }
 }
 

@@ -10,27 +10,10 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 
 namespace carrel::kvstore {
-
-// FOLDER/ID.lock, held while somebody works on the files of FOLDER/ID.
-class ImportLock {
- public:
-  ImportLock() = default;
-  ~ImportLock();
-  ImportLock(ImportLock&& other) noexcept;
-  ImportLock& operator=(ImportLock&& other) noexcept;
-
-  // FailedPrecondition: somebody else has it. Makes the file if there is none.
-  static absl::StatusOr<ImportLock> Take(const std::string& path);
-  bool held() const { return fd_ >= 0; }
-
- private:
-  int fd_ = -1;
-};
 
 struct ImportRemains {
   std::string path;  // FOLDER/ID

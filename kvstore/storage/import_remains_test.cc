@@ -4,6 +4,7 @@
 
 #include "common/file.h"
 #include "common/test_util.h"
+#include "kvstore/storage/unfinished.h"
 
 namespace carrel::kvstore {
 namespace {
@@ -34,7 +35,7 @@ TEST_F(ImportRemainsTest, OldOnes_GoUnlessSomebodyWorksOnThem) {
   Leave("of-somebody/d", 40, absl::Hours(70));
   Leave("of-somebody/e", 50, absl::Hours(2));
   {
-    const absl::StatusOr<ImportLock> lock = ImportLock::Take(folder_ + "/b.lock");
+    const absl::StatusOr<FolderLock> lock = FolderLock::TakeFile(folder_ + "/b.lock");
     CARREL_ASSERT_OK(lock);
     const RemovedRemains removed = RemoveOldImportRemains(folder_, absl::Hours(48));
     EXPECT_EQ(removed.imports, 2);
@@ -55,7 +56,7 @@ TEST_F(ImportRemainsTest, OldestOnes_GoUntilTheRestFits) {
   Leave("b", 100, absl::Hours(3));
   Leave("c", 100, absl::Hours(2));
   Leave("d", 500, absl::Hours(4));
-  const absl::StatusOr<ImportLock> lock = ImportLock::Take(folder_ + "/d.lock");
+  const absl::StatusOr<FolderLock> lock = FolderLock::TakeFile(folder_ + "/d.lock");
   CARREL_ASSERT_OK(lock);
   EXPECT_EQ(RemoveImportRemains(folder_, {.bytes = 300}).imports, 0);
   EXPECT_EQ(RemoveImportRemains(folder_, {.bytes = 299}).bytes, 100);
@@ -68,15 +69,15 @@ TEST_F(ImportRemainsTest, OldestOnes_GoUntilTheRestFits) {
 TEST_F(ImportRemainsTest, Lock_IsOfTheFileThatHasTheName) {
   fs::create_directories(folder_);
   const std::string path = folder_ + "/a.lock";
-  absl::StatusOr<ImportLock> first = ImportLock::Take(path);
+  absl::StatusOr<FolderLock> first = FolderLock::TakeFile(path);
   CARREL_ASSERT_OK(first);
-  EXPECT_THAT(ImportLock::Take(path),
+  EXPECT_THAT(FolderLock::TakeFile(path),
               StatusIs(absl::StatusCode::kFailedPrecondition, "another import"));
   fs::remove(path);
-  const absl::StatusOr<ImportLock> second = ImportLock::Take(path);
+  const absl::StatusOr<FolderLock> second = FolderLock::TakeFile(path);
   CARREL_ASSERT_OK(second);
-  *first = ImportLock();  // its end is nobody else's
-  EXPECT_FALSE(ImportLock::Take(path).ok());
+  *first = FolderLock();  // its end is nobody else's
+  EXPECT_FALSE(FolderLock::TakeFile(path).ok());
 }
 
 }  // namespace

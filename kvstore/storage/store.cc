@@ -1,5 +1,6 @@
 #include "kvstore/storage/store.h"
 
+#include <fcntl.h>
 #include <pwd.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -22,12 +23,8 @@
 #include "common/shown.h"
 #include "common/status.h"
 #include "kvstore/format/context_name.h"
-#include "kvstore/storage/ballast.h"
 #include "kvstore/storage/catalog.h"
-#include "kvstore/storage/catalog_names.h"
-#include "kvstore/storage/context_export.h"
 #include "kvstore/storage/context_import.h"
-#include "kvstore/storage/copy_context.h"
 #include "kvstore/storage/import_remains.h"
 #include "kvstore/storage/rocks.h"
 #include "kvstore/storage/segment_file.h"
@@ -48,6 +45,40 @@ constexpr int64_t kOpenRoom = int64_t{256} << 10;
 absl::Status FromErrorCode(const std::error_code& error, absl::string_view what) {
   return error ? ErrnoStatus(error.value(), what) : absl::OkStatus();
 }
+
+// A file of a store that only takes room, so that who deletes a context on a full disk has some: it is
+// freed first, and made again when the disk has room. Without it a store works, but on a full disk.
+class Ballast {
+ public:
+  // More than RocksDB writes when it opens and when a context is deleted.
+  static constexpr int64_t kBytes = int64_t{1} << 20;
+
+  explicit Ballast(const std::string& folder) : path_(folder + "/ballast") {}
+
+  // Makes it, as large as there is room for and it can be of use, or leaves it.
+  void Make() const {
+    struct stat info;
+    const int64_t has = stat(path_.c_str(), &info) == 0 ? info.st_size : 0;
+    if (has >= kBytes) return;
+    const int fd = open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0) return;
+    // Allocated, not only as long: a hole would take no room.
+    int64_t made = has;
+    for (int64_t bytes = kBytes; bytes > has && bytes >= kBytes / 8; bytes /= 2) {
+      if (fallocate(fd, 0, 0, bytes) != 0) continue;
+      made = bytes;
+      break;
+    }
+    close(fd);
+    if (made == 0) unlink(path_.c_str());
+  }
+
+  // Whether there was one.
+  bool Free() const { return unlink(path_.c_str()) == 0; }
+
+ private:
+  const std::string path_;
+};
 
 // Changes when contexts are published or deleted: RocksDB's list of files, by name, size and time.
 std::string StateOf(const std::string& folder) {

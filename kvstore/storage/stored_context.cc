@@ -1,7 +1,13 @@
 #include "kvstore/storage/stored_context.h"
 
+#include <fcntl.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <cstring>
 #include <optional>
 #include <utility>
 
@@ -9,12 +15,41 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/escaping.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/types/span.h"
+#include "common/mapped_file.h"
 #include "common/status.h"
-#include "kvstore/storage/read_aside.h"
+#include "kvstore/storage/rocks.h"
+#include "kvstore/storage/segment_file.h"
+#include "kvstore/storage/sst_blocks.h"
+#include "kvstore/storage/store.h"
+#include "rocksdb/sst_file_reader.h"
 
 namespace carrel::kvstore {
 namespace {
+
+// Fills `bytes` from `offset` of the file through the page cache, but not through the mapping: pages
+// that were not cached do not stay, so that who reads everything once drives nobody's pages out.
+absl::Status ReadAside(const MappedFile& file, int64_t offset, std::string& bytes) {
+  bool from_disk = false;
+  for (size_t done = 0; done < bytes.size();) {
+    iovec rest{bytes.data() + done, bytes.size() - done};
+    const auto at = static_cast<off_t>(offset + static_cast<int64_t>(done));
+    ssize_t count = from_disk ? -1 : preadv2(file.fd(), &rest, 1, at, RWF_NOWAIT);
+    if (count <= 0) {  // not cached, or not told by this kernel
+      from_disk = true;
+      count = pread(file.fd(), rest.iov_base, rest.iov_len, at);
+    }
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) {
+      return absl::DataLossError(absl::StrCat(file.path(), ": read at byte ", at, ": ",
+                                              count < 0 ? strerror(errno) : "the file ends"));
+    }
+    done += static_cast<size_t>(count);
+  }
+  if (from_disk) {
+    (void)posix_fadvise(file.fd(), offset, static_cast<off_t>(bytes.size()), POSIX_FADV_DONTNEED);
+  }
+  return absl::OkStatus();
+}
 
 class PinnedSegmentImpl : public PinnedSegment {
  public:
@@ -275,6 +310,16 @@ class StoredContextImpl : public StoredContext {
       ABSL_GUARDED_BY(mu_);
 };
 
+absl::StatusOr<std::shared_ptr<const SegmentFile>> OpenStagedFile(const std::string& path) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<MappedFile> file, MappedFile::Open(path));
+  rocksdb::SstFileReader reader(SegmentOptions());
+  RETURN_IF_ERROR(FromRocks(reader.Open(path), path));
+  const SstEntries found = WalkToOffset(file->bytes(), reader.GetTableProperties()->data_size);
+  RETURN_IF_ERROR(Annotate(found.status, path));
+  return SegmentFile::Open(path, std::string(found.first_key), std::string(found.last_key),
+                           file->bytes().size());
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const StoredContext>> MakeStoredContext(
@@ -282,6 +327,21 @@ absl::StatusOr<std::shared_ptr<const StoredContext>> MakeStoredContext(
   auto context = std::make_shared<StoredContextImpl>(id, std::move(manifest), std::move(files));
   RETURN_IF_ERROR(context->Bind());
   return context;
+}
+
+absl::StatusOr<std::shared_ptr<const StoredContext>> OpenStagedContext(
+    const v1::Manifest& manifest, absl::Span<const std::string> sst_files) {
+  ASSIGN_OR_RETURN(const ContextId id, ContextIdOf(manifest));
+  std::vector<std::shared_ptr<const SegmentFile>> files;
+  for (const std::string& path : sst_files) {
+    ASSIGN_OR_RETURN(auto file, OpenStagedFile(path));
+    files.push_back(std::move(file));
+  }
+  std::sort(files.begin(), files.end(),
+            [](const auto& a, const auto& b) { return a->first_key() < b->first_key(); });
+  v1::Manifest unbound = manifest;
+  unbound.clear_content_id();
+  return MakeStoredContext(id, std::move(unbound), std::move(files));
 }
 
 }  // namespace carrel::kvstore

@@ -20,29 +20,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Whether the folder that is open is still the one of that name.
+// Whether what is open is still what has that name: another process may have removed it, and locked one of its own.
 bool IsAt(int fd, const std::string& path) {
-  struct stat open_folder, named;
-  return fstat(fd, &open_folder) == 0 && stat(path.c_str(), &named) == 0 &&
-         open_folder.st_dev == named.st_dev && open_folder.st_ino == named.st_ino;
-}
-
-// Files may go while they are looked at: then they do not count.
-UnfinishedPrefill Measure(const std::string& path) {
-  UnfinishedPrefill found = {.name = fs::path(path).filename().string(),
-                             .touched = absl::InfinitePast()};
-  const auto add = [&](const std::string& file) {
-    struct stat info;
-    if (stat(file.c_str(), &info) != 0) return;
-    if (S_ISREG(info.st_mode)) found.bytes += info.st_size;
-    found.touched = std::max(found.touched, absl::TimeFromTimespec(info.st_mtim));
-  };
-  add(path);
-  std::error_code error;
-  for (fs::directory_iterator it(path, error), end; !error && it != end; it.increment(error)) {
-    add(it->path().string());
-  }
-  return found;
+  struct stat open_one, named;
+  return fstat(fd, &open_one) == 0 && stat(path.c_str(), &named) == 0 &&
+         open_one.st_dev == named.st_dev && open_one.st_ino == named.st_ino;
 }
 
 absl::Status RemoveFolder(const std::string& folder) {
@@ -70,7 +52,8 @@ FolderLock& FolderLock::operator=(FolderLock&& other) noexcept {
 absl::StatusOr<FolderLock> FolderLock::Take(const std::string& folder, absl::Duration wait) {
   const absl::Time until = absl::Now() + wait;
   for (;;) {
-    FolderLock lock(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    FolderLock lock;
+    lock.fd_ = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (lock.fd_ < 0) return ErrnoStatus(errno, absl::StrCat("open ", folder));
     if (flock(lock.fd_, LOCK_EX | LOCK_NB) != 0) {
       if (errno == EINTR) continue;
@@ -86,6 +69,35 @@ absl::StatusOr<FolderLock> FolderLock::Take(const std::string& folder, absl::Dur
   }
 }
 
+absl::StatusOr<FolderLock> FolderLock::TakeFile(const std::string& lock_file) {
+  for (;;) {
+    FolderLock lock;
+    lock.fd_ = open(lock_file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (lock.fd_ < 0) return ErrnoStatus(errno, lock_file);
+    if (flock(lock.fd_, LOCK_EX | LOCK_NB) != 0) {
+      if (errno != EWOULDBLOCK) return ErrnoStatus(errno, lock_file);
+      return absl::FailedPreconditionError("another import of this context is going on");
+    }
+    if (IsAt(lock.fd_, lock_file)) return lock;
+  }
+}
+
+FolderUse MeasureFolder(const std::string& folder) {
+  FolderUse use;
+  const auto add = [&](const std::string& file) {
+    struct stat info;
+    if (stat(file.c_str(), &info) != 0) return;
+    if (S_ISREG(info.st_mode)) use.bytes += info.st_size;
+    use.touched = std::max(use.touched, absl::TimeFromTimespec(info.st_mtim));
+  };
+  add(folder);
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    add(it->path().string());
+  }
+  return use;
+}
+
 absl::StatusOr<std::vector<UnfinishedPrefill>> ListUnfinished(const std::string& store_folder) {
   const std::string folder = store_folder + "/prefill";
   std::vector<UnfinishedPrefill> all;
@@ -95,12 +107,13 @@ absl::StatusOr<std::vector<UnfinishedPrefill>> ListUnfinished(const std::string&
   for (const fs::directory_iterator end; !error && it != end; it.increment(error)) {
     std::error_code gone;
     const std::string path = it->path().string();
-    if (!fs::is_directory(path, gone) ||
-        !ValidateContextName(it->path().filename().string()).ok()) {
-      continue;
-    }
-    all.push_back(Measure(path));
-    all.back().running = absl::IsFailedPrecondition(FolderLock::Take(path).status());
+    const std::string name = it->path().filename().string();
+    if (!fs::is_directory(path, gone) || !ValidateContextName(name).ok()) continue;
+    const FolderUse use = MeasureFolder(path);
+    all.push_back({.name = name,
+                   .bytes = use.bytes,
+                   .touched = use.touched,
+                   .running = absl::IsFailedPrecondition(FolderLock::Take(path).status())});
   }
   if (error) return ErrnoStatus(error.value(), absl::StrCat("list ", folder));
   std::sort(all.begin(), all.end(),

@@ -24,17 +24,26 @@ std::string UnfinishedFolder(const std::string& store_folder, const std::string&
 // A folder in which this holder alone works, in any process. The folder may be removed meanwhile.
 class FolderLock {
  public:
+  FolderLock() = default;  // of none
   ~FolderLock();
   FolderLock(FolderLock&& other) noexcept;
   FolderLock& operator=(FolderLock&& other) noexcept;
   // FailedPrecondition: another holder has it still after `wait`.
   static absl::StatusOr<FolderLock> Take(const std::string& folder,
                                          absl::Duration wait = absl::ZeroDuration());
+  // Of an import's folder, FOLDER/ID: held by a file FOLDER/ID.lock, which is made if there is none.
+  static absl::StatusOr<FolderLock> TakeFile(const std::string& lock_file);
 
  private:
-  explicit FolderLock(int fd) : fd_(fd) {}
   int fd_ = -1;
 };
+
+// Of a folder's files. Those that go while they are looked at do not count.
+struct FolderUse {
+  int64_t bytes = 0;
+  absl::Time touched = absl::InfinitePast();  // when something was last written
+};
+FolderUse MeasureFolder(const std::string& folder);
 
 struct UnfinishedPrefill {
   std::string name;

@@ -19,8 +19,6 @@ class AbsentIndexType final : public IndexType {
   std::string Describe(const IndexParams&) const override {
     return "of the lab, which this carrel was built without: every row scored";
   }
-  std::vector<IndexField> Fields(const IndexParams&) const override { return {}; }
-  absl::Status Validate(const IndexParams&) const override { return absl::OkStatus(); }
   absl::Status CheckBuild(const IndexParams&) const override {
     return CheckLab(absl::StrCat("index kind ", name_));
   }

@@ -13,7 +13,7 @@
 #include "common/status.h"
 #include "kvstore/format/manifest.h"
 #include "kvstore/remote/push.h"
-#include "kvstore/storage/context_export.h"
+#include "kvstore/storage/context_stream.h"
 #include "prefill/prefill.h"
 
 namespace carrel::serving {

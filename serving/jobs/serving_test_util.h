@@ -21,7 +21,7 @@
 #include "common/test_util.h"
 #include "kvstore/remote/push.h"
 #include "kvstore/remote/remote_test_util.h"
-#include "kvstore/storage/context_export.h"
+#include "kvstore/storage/context_stream.h"
 #include "kvstore/storage/store_test_util.h"
 #include "serving/jobs/worker.h"
 

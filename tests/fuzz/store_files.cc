@@ -27,7 +27,6 @@
 #include "kvstore/index/index.h"
 #include "kvstore/index/index_spec.h"
 #include "kvstore/index/index_test_util.h"
-#include "kvstore/index/rows/stored_drift.h"
 #include "kvstore/index/rows/stored_queries.h"
 #include "kvstore/index/summaries/summaries.h"
 #include "kvstore/storage/sst_blocks.h"

@@ -22,7 +22,7 @@
 #include "kvstore/access/access.h"
 #include "kvstore/access/audit_log.h"
 #include "kvstore/engine/engine.h"
-#include "kvstore/replica/residence_metrics.h"
+#include "kvstore/replica/residence.h"
 #include "serving/jobs/job_follower.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/config_file.h"

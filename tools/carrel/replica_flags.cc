@@ -7,7 +7,7 @@
 #include "common/status.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/format/context_name.h"
-#include "kvstore/replica/cache_folder.h"
+#include "kvstore/replica/residence.h"
 
 namespace carrel::tools {
 

@@ -23,7 +23,7 @@
 #include "kvstore/access/audit_log.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/engine/request_metrics.h"
-#include "kvstore/replica/residence_metrics.h"
+#include "kvstore/replica/residence.h"
 #include "kvstore/service/metrics_listener.h"
 #include "kvstore/service/metrics_text.h"
 #include "kvstore/service/server.h"

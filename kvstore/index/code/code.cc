@@ -2,13 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "common/lab.h"
 #include "common/status.h"
 #include "kernels/score/dot_score/dot_score.h"
 #include "kernels/score/group_score/group_score.h"
 #include "kvstore/format/keys.h"
 #include "kvstore/index/code/code_blob.h"
+#include "kvstore/index/index_type.h"
 #include "kvstore/index/search_util.h"
 
 namespace carrel::kvstore {
@@ -27,6 +31,11 @@ constexpr int64_t kScanBlocks = 32;
 constexpr int64_t kAppendRoom = 64;
 // The first bar lets through this many times what is wanted, by the sample.
 constexpr double kBarSlack = 1.25;
+// Heap of an open index, at most: W, D and mean at 256 bits and the largest head_dim.
+constexpr int64_t kMaxCodeHeapBytes = int64_t{16} << 20;
+// By number.
+constexpr absl::string_view kTrainings[] = {"off", "staged", "hata"};
+constexpr absl::string_view kScans[] = {"asymmetric", "symmetric"};
 
 class CodeIndex : public Index {
  public:
@@ -66,7 +75,6 @@ class CodeIndex : public Index {
   int64_t SampleBlock(const Scan& scan, int64_t i) const;
   absl::Status ScanCodes(Scan& scan) const;
   void TakeAbove(Scan& scan, Position first, int64_t n) const;
-  absl::Status ScoreExactly(Scan& scan) const;
 
   const IndexParams params_;
   const CodeHeader header_;
@@ -266,26 +274,10 @@ void CodeIndex::TakeAbove(Scan& scan, Position first, int64_t n) const {
   scan.found += written;
 }
 
-absl::Status CodeIndex::ScoreExactly(Scan& scan) const {
-  SearchScratch& s = scan.s;
-  RETURN_IF_ERROR(keys_.VerifyRows(s.above.data(), scan.found));
-  s.pointers.resize(static_cast<size_t>(scan.found));
-  for (size_t i = 0; i < s.pointers.size(); ++i) s.pointers[i] = keys_.Address(s.above[i]);
-  s.scores.resize(static_cast<size_t>(scan.request.group * scan.found));
-  kernels::DotScoreRows(scan.request.queries, scan.request.group, header_.head_dim,
-                        s.pointers.data(), scan.found, scan.request.scale, s.scores.data(),
-                        scan.found);
-  return absl::OkStatus();
-}
-
 absl::Status CodeIndex::Search(const SearchRequest& request, SearchScratch& s,
                                SearchResult& result) const {
   RETURN_IF_ERROR(ValidateRequest(request, keys_));
-  const int64_t effort = request.effort > 0 ? request.effort
-                         : params_.effort > 0
-                             ? params_.effort
-                             : DefaultEffort(params_, request.top_k, keys_.count());
-  Scan scan{request, s, std::max(effort, request.top_k)};
+  Scan scan{request, s, std::max(EffortOf(request, params_, keys_.count()), request.top_k)};
   const int64_t zone = request.zone.rows();
   if (zone <= std::max(scan.wanted * kScanRowsPerEffort, 2 * kSampleBlocks * kCodeBlockKeys)) {
     return ScanZone(request, keys_, s, result);
@@ -307,8 +299,9 @@ absl::Status CodeIndex::Search(const SearchRequest& request, SearchScratch& s,
     scan.bar = kLowest;  // the sample promised too much
     RETURN_IF_ERROR(ScanCodes(scan));
   }
-  RETURN_IF_ERROR(ScoreExactly(scan));
   const int64_t found = scan.found;
+  s.scores.resize(static_cast<size_t>(request.group * found));
+  RETURN_IF_ERROR(ScoreRows(request, keys_, s.above.data(), found, s, s.scores.data()));
   result.visited = request.group * (zone + found);
   result.zone_scored = false;
   result.zone_lse.resize(static_cast<size_t>(request.group));
@@ -331,59 +324,125 @@ absl::Status CodeIndex::Search(const SearchRequest& request, SearchScratch& s,
   return absl::OkStatus();
 }
 
+class CodeType final : public IndexType {
+ public:
+  absl::string_view name() const override { return "code"; }
+  std::string Describe(const IndexParams& params) const override {
+    return absl::StrCat(
+        params.code_bits, " bits, ",
+        learns(params) ? absl::StrCat("learned (", TrainingOf(params), ")") : "random",
+        " directions, ", CodeScanName(params.code_scan), " scan");
+  }
+  std::vector<IndexField> Fields(const IndexParams& params) const override {
+    return {{"code_bits", params.code_bits},
+            {"code_training", static_cast<int64_t>(params.code_training), TrainingOf(params)},
+            {"code_scan", static_cast<int64_t>(params.code_scan), CodeScanName(params.code_scan)}};
+  }
+  absl::Status Validate(const IndexParams& params) const override {
+    RETURN_IF_ERROR(CheckIndexField("code_training", static_cast<int>(params.code_training), 0,
+                                    static_cast<int>(CodeTraining::kHata)));
+    RETURN_IF_ERROR(CheckIndexField("code_scan", static_cast<int>(params.code_scan), 0,
+                                    static_cast<int>(CodeScan::kSymmetric)));
+    if (params.code_bits == 64 || params.code_bits == 128 || params.code_bits == 256) {
+      return absl::OkStatus();
+    }
+    return absl::InvalidArgumentError(
+        absl::StrCat("index: code_bits=", params.code_bits, ", must be 64, 128 or 256"));
+  }
+
+  absl::Status CheckBuild(const IndexParams& params) const override {
+    if (params.code_training != CodeTraining::kHata) return absl::OkStatus();
+    return CheckLab("code-train=hata");
+  }
+  absl::StatusOr<std::string> Build(const IndexParams& params, const Rows& keys,
+                                    const SampledQueries* queries,
+                                    Accelerator* accelerator) const override {
+    return BuildCode(params, keys, queries, accelerator);
+  }
+  absl::StatusOr<std::unique_ptr<Index>> Open(const IndexParams& params, Blob blob,
+                                              Rows keys) const override {
+    CodeDecoder decoder;
+    ASSIGN_OR_RETURN(const CodeHeader header, DecodeCodeBlob(blob, decoder));
+    if (header.bits != params.code_bits || header.training != params.code_training) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "code blob was built with bits=", header.bits,
+          " training=", CodeTrainingName(header.training), ", not bits=", params.code_bits,
+          " training=", CodeTrainingName(params.code_training)));
+    }
+    RETURN_IF_ERROR(CheckBuiltOver("code", header.rows, header.head_dim, header.rows_crc, keys,
+                                   kCodeCheckedRows));
+    return std::make_unique<CodeIndex>(params, header, std::move(decoder), std::move(blob),
+                                       std::move(keys));
+  }
+  bool reads_few() const override { return true; }
+  bool automatic() const override { return true; }
+  bool learns(const IndexParams& params) const override {
+    return params.code_training != CodeTraining::kOff;
+  }
+
+  absl::string_view effort_word() const override { return "rows scored exactly"; }
+  int64_t DefaultEffort(const IndexParams&, int64_t top_k, int64_t) const override {
+    return std::max<int64_t>(512, 4 * top_k);
+  }
+
+  double SearchNs(const IndexParams& params, const SearchResult& result, int64_t group,
+                  int64_t zone_rows) const override {
+    const auto scanned = static_cast<double>(group * zone_rows);
+    return kAsCodeNs * params.code_bits / 128 * scanned +
+           kAtRandomNs * (static_cast<double>(result.visited) - scanned);
+  }
+  int64_t BytesPerKey(const IndexParams& params, int64_t) const override {
+    return params.code_bits / 8 + 1;
+  }
+  // The decoder, of hata twice; blocks are whole.
+  int64_t FixedBytes(const IndexParams& params, int64_t head_dim) const override {
+    const int64_t decoders = params.code_training == CodeTraining::kHata ? 2 : 1;
+    return 4096 + decoders * 2 * params.code_bits * head_dim;
+  }
+  // What is kept beside the mapped blob.
+  int64_t HeapBytes(int64_t blob_bytes) const override {
+    return std::min(blob_bytes, kMaxCodeHeapBytes);
+  }
+
+ private:
+  static constexpr double kAsCodeNs = 0.2;  // as kInOrderNs, of 128 bits
+
+  static absl::string_view TrainingOf(const IndexParams& params) {
+    return CodeTrainingName(params.code_training);
+  }
+};
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Index>> OpenCode(const IndexParams& params, Blob blob, Rows keys) {
-  CodeDecoder decoder;
-  ASSIGN_OR_RETURN(const CodeHeader header, DecodeCodeBlob(blob, decoder));
-  if (header.bits != params.code_bits || header.training != params.code_training) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "code blob was built with bits=", header.bits,
-        " training=", CodeTrainingName(header.training), ", not bits=", params.code_bits,
-        " training=", CodeTrainingName(params.code_training)));
-  }
-  RETURN_IF_ERROR(CheckBuiltOver("code", header.rows, header.head_dim, header.rows_crc, keys,
-                                 kCodeCheckedRows));
-  return std::make_unique<CodeIndex>(params, header, std::move(decoder), std::move(blob),
-                                     std::move(keys));
-}
-
 absl::StatusOr<CodeTraining> ParseCodeTraining(absl::string_view name) {
-  for (const auto training : {CodeTraining::kOff, CodeTraining::kStaged, CodeTraining::kHata}) {
-    if (name == CodeTrainingName(training)) return training;
+  for (size_t i = 0; i < std::size(kTrainings); ++i) {
+    if (name == kTrainings[i]) return static_cast<CodeTraining>(i);
   }
   return absl::InvalidArgumentError(
       absl::StrCat("index: code_training=\"", name, "\", must be off, staged or hata"));
 }
 
 absl::string_view CodeTrainingName(CodeTraining training) {
-  switch (training) {
-    case CodeTraining::kOff:
-      return "off";
-    case CodeTraining::kStaged:
-      return "staged";
-    case CodeTraining::kHata:
-      return "hata";
-  }
-  return "unknown";
+  const auto i = static_cast<size_t>(training);
+  return i < std::size(kTrainings) ? kTrainings[i] : "unknown";
 }
 
 absl::StatusOr<CodeScan> ParseCodeScan(absl::string_view name) {
-  for (const auto scan : {CodeScan::kAsymmetric, CodeScan::kSymmetric}) {
-    if (name == CodeScanName(scan)) return scan;
+  for (size_t i = 0; i < std::size(kScans); ++i) {
+    if (name == kScans[i]) return static_cast<CodeScan>(i);
   }
   return absl::InvalidArgumentError(
       absl::StrCat("index: code_scan=\"", name, "\", must be asymmetric or symmetric"));
 }
 
 absl::string_view CodeScanName(CodeScan scan) {
-  switch (scan) {
-    case CodeScan::kAsymmetric:
-      return "asymmetric";
-    case CodeScan::kSymmetric:
-      return "symmetric";
-  }
-  return "unknown";
+  const auto i = static_cast<size_t>(scan);
+  return i < std::size(kScans) ? kScans[i] : "unknown";
+}
+
+const IndexType& CodeIndexType() {
+  static const CodeType type;
+  return type;
 }
 
 }  // namespace carrel::kvstore

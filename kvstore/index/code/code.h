@@ -21,15 +21,11 @@
 
 namespace carrel::kvstore {
 
-// Heap of an open code index, at most: W, D and mean at 256 bits and the largest head_dim.
-inline constexpr int64_t kMaxCodeHeapBytes = int64_t{16} << 20;
-
 // Rows whose bytes tie a blob to the rows it was built from.
 inline constexpr int64_t kCodeCheckedRows = 8;
 
 absl::StatusOr<std::string> BuildCode(const IndexParams& params, const Rows& keys,
                                       const SampledQueries* queries,
                                       Accelerator* accelerator = nullptr);
-absl::StatusOr<std::unique_ptr<Index>> OpenCode(const IndexParams& params, Blob blob, Rows keys);
 
 }  // namespace carrel::kvstore

@@ -1,8 +1,9 @@
-#include "kvstore/index/flat/flat.h"
-
+// Exact search: scores every row of the zone. The oracle of the other kinds.
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/status.h"
+#include "kvstore/index/index_type.h"
 #include "kvstore/index/search_util.h"
 
 namespace carrel::kvstore {
@@ -25,10 +26,40 @@ class FlatIndex : public Index {
   const Rows keys_;
 };
 
+class FlatType final : public IndexType {
+ public:
+  absl::string_view name() const override { return "flat"; }
+  std::string Describe(const IndexParams&) const override { return "exact, every row scored"; }
+  absl::StatusOr<std::string> Build(const IndexParams&, const Rows&, const SampledQueries*,
+                                    Accelerator*) const override {
+    return std::string();
+  }
+  absl::StatusOr<std::unique_ptr<Index>> Open(const IndexParams&, Blob blob,
+                                              Rows keys) const override {
+    if (blob.empty()) return std::make_unique<FlatIndex>(std::move(keys));
+    return absl::InvalidArgumentError(
+        absl::StrCat("index: flat has no blob, ", blob.size(), " bytes were given"));
+  }
+  bool exact() const override { return true; }
+  bool automatic() const override { return true; }
+
+  absl::string_view effort_word() const override { return "every row scored"; }
+  int64_t DefaultEffort(const IndexParams&, int64_t, int64_t) const override { return 0; }
+  int64_t LeastEffort(int64_t) const override { return 0; }
+  int64_t FirstEffort(int64_t) const override { return 0; }
+
+  double SearchNs(const IndexParams&, const SearchResult& result, int64_t, int64_t) const override {
+    return kInOrderNs * static_cast<double>(result.visited);
+  }
+  int64_t BytesPerKey(const IndexParams&, int64_t) const override { return 0; }
+  int64_t HeapBytes(int64_t) const override { return 0; }
+};
+
 }  // namespace
 
-std::unique_ptr<Index> MakeFlatIndex(Rows keys) {
-  return std::make_unique<FlatIndex>(std::move(keys));
+const IndexType& FlatIndexType() {
+  static const FlatType type;
+  return type;
 }
 
 }  // namespace carrel::kvstore

@@ -13,6 +13,7 @@
 #include "kernels/score/int8_score/int8_score.h"
 #include "kernels/select/topk/topk.h"
 #include "kvstore/format/keys.h"
+#include "kvstore/index/index_type.h"
 #include "kvstore/index/rows/blob_header.h"
 #include "kvstore/index/search_util.h"
 
@@ -27,6 +28,8 @@ constexpr int64_t kMaxRows = int64_t{1} << 31;
 constexpr int64_t kMaxInt8HeadDim = 4096;
 // Rows whose bytes tie a blob to the rows it was built from.
 constexpr int64_t kInt8CheckedRows = 8;
+// Heap of an open index, at most: its blob stays mapped.
+constexpr int64_t kMaxInt8HeapBytes = 4096;
 // Bytes verified, then scored while they are still in the cache.
 constexpr int64_t kScanBytes = 256 << 10;
 
@@ -108,10 +111,7 @@ absl::Status Int8Index::Scan(const SearchRequest& request, int64_t begin, int64_
 absl::Status Int8Index::Search(const SearchRequest& request, SearchScratch& s,
                                SearchResult& result) const {
   RETURN_IF_ERROR(ValidateRequest(request, keys_));
-  const int64_t own =
-      params_.effort > 0 ? params_.effort : DefaultEffort(params_, request.top_k, keys_.count());
-  const int64_t wanted =
-      std::max<int64_t>(request.effort > 0 ? request.effort : own, request.top_k);
+  const int64_t wanted = std::max(EffortOf(request, params_, keys_.count()), request.top_k);
   const RowRange zone = request.zone;
   const int64_t rows = zone.rows();
   if (rows <= wanted) return ScanZone(request, keys_, s, result);
@@ -154,6 +154,68 @@ absl::Status Int8Index::Search(const SearchRequest& request, SearchScratch& s,
   return absl::OkStatus();
 }
 
+class Int8Type final : public IndexType {
+ public:
+  absl::string_view name() const override { return "int8"; }
+  std::string Describe(const IndexParams&) const override { return "every row scored in 8 bits"; }
+
+  absl::StatusOr<std::string> Build(const IndexParams&, const Rows& keys, const SampledQueries*,
+                                    Accelerator*) const override {
+    const int64_t d = keys.head_dim();
+    if (d > kMaxInt8HeadDim) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("int8: head_dim=", d, ", must be at most ", kMaxInt8HeadDim));
+    }
+    RETURN_IF_ERROR(keys.Verify({0, keys.count()}));
+    RawHeader raw = {};
+    raw.version = kVersion;
+    raw.rows = static_cast<uint64_t>(keys.count());
+    raw.head_dim = static_cast<uint32_t>(d);
+    ASSIGN_OR_RETURN(raw.rows_crc, RowsCrc(keys, kInt8CheckedRows));
+    SealBlobHeader(kMagic, raw);
+    const Int8Layout layout(keys.count(), d, kIndexChunkBytes);
+    std::string blob(static_cast<size_t>(layout.blob_bytes()), '\0');
+    std::memcpy(blob.data(), &raw, sizeof(raw));
+    std::vector<float> wide(static_cast<size_t>(kInt8BlockRows * d));
+    for (int64_t block = 0; block < layout.blocks(); ++block) {
+      const Position at = block * kInt8BlockRows;
+      const int64_t count = std::min(kInt8BlockRows, keys.count() - at);
+      keys.ForEachPiece({at, at + count}, [&](Position first, const void* rows, int64_t part) {
+        WidenToFloat(DType::kBf16, rows, part * d, &wide[static_cast<size_t>((first - at) * d)]);
+      });
+      kernels::PackInt8(wide.data(), count, d, blob.data() + layout.Offset(block));
+    }
+    return blob;
+  }
+  absl::StatusOr<std::unique_ptr<Index>> Open(const IndexParams& params, Blob blob,
+                                              Rows keys) const override {
+    ASSIGN_OR_RETURN(const RawHeader header, ReadHeader(blob));
+    const auto rows = static_cast<int64_t>(header.rows);
+    const int64_t head_dim = header.head_dim;
+    RETURN_IF_ERROR(
+        CheckBuiltOver("int8", rows, head_dim, header.rows_crc, keys, kInt8CheckedRows));
+    return std::make_unique<Int8Index>(params, std::move(blob), std::move(keys));
+  }
+
+  absl::string_view effort_word() const override { return "rows scored exactly"; }
+  int64_t DefaultEffort(const IndexParams&, int64_t top_k, int64_t) const override {
+    return std::max<int64_t>(64, 2 * top_k);
+  }
+
+  double SearchNs(const IndexParams&, const SearchResult& result, int64_t group,
+                  int64_t zone_rows) const override {
+    const auto scanned = static_cast<double>(group * zone_rows);
+    return kInOrder8BitNs * scanned + kAtRandomNs * (static_cast<double>(result.visited) - scanned);
+  }
+  int64_t BytesPerKey(const IndexParams&, int64_t head_dim) const override { return head_dim + 4; }
+  int64_t HeapBytes(int64_t blob_bytes) const override {
+    return std::min(blob_bytes, kMaxInt8HeapBytes);
+  }
+
+ private:
+  static constexpr double kInOrder8BitNs = 1.2;  // as kInOrderNs
+};
+
 }  // namespace
 
 Int8Layout::Int8Layout(int64_t rows, int64_t head_dim, int64_t chunk_bytes)
@@ -162,40 +224,9 @@ Int8Layout::Int8Layout(int64_t rows, int64_t head_dim, int64_t chunk_bytes)
       chunk_bytes_(chunk_bytes),
       chunk_blocks_((chunk_bytes - kFirst) / block_bytes_) {}
 
-absl::StatusOr<std::string> BuildInt8(const IndexParams&, const Rows& keys) {
-  const int64_t d = keys.head_dim();
-  if (d > kMaxInt8HeadDim) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("int8: head_dim=", d, ", must be at most ", kMaxInt8HeadDim));
-  }
-  RETURN_IF_ERROR(keys.Verify({0, keys.count()}));
-  RawHeader raw = {};
-  raw.version = kVersion;
-  raw.rows = static_cast<uint64_t>(keys.count());
-  raw.head_dim = static_cast<uint32_t>(d);
-  ASSIGN_OR_RETURN(raw.rows_crc, RowsCrc(keys, kInt8CheckedRows));
-  SealBlobHeader(kMagic, raw);
-  const Int8Layout layout(keys.count(), d, kIndexChunkBytes);
-  std::string blob(static_cast<size_t>(layout.blob_bytes()), '\0');
-  std::memcpy(blob.data(), &raw, sizeof(raw));
-  std::vector<float> wide(static_cast<size_t>(kInt8BlockRows * d));
-  for (int64_t block = 0; block < layout.blocks(); ++block) {
-    const Position at = block * kInt8BlockRows;
-    const int64_t count = std::min(kInt8BlockRows, keys.count() - at);
-    keys.ForEachPiece({at, at + count}, [&](Position first, const void* rows, int64_t part) {
-      WidenToFloat(DType::kBf16, rows, part * d, &wide[static_cast<size_t>((first - at) * d)]);
-    });
-    kernels::PackInt8(wide.data(), count, d, blob.data() + layout.Offset(block));
-  }
-  return blob;
-}
-
-absl::StatusOr<std::unique_ptr<Index>> OpenInt8(const IndexParams& params, Blob blob, Rows keys) {
-  ASSIGN_OR_RETURN(const RawHeader header, ReadHeader(blob));
-  const auto rows = static_cast<int64_t>(header.rows);
-  const int64_t head_dim = header.head_dim;
-  RETURN_IF_ERROR(CheckBuiltOver("int8", rows, head_dim, header.rows_crc, keys, kInt8CheckedRows));
-  return std::make_unique<Int8Index>(params, std::move(blob), std::move(keys));
+const IndexType& Int8IndexType() {
+  static const Int8Type type;
+  return type;
 }
 
 }  // namespace carrel::kvstore

@@ -22,9 +22,6 @@
 
 namespace carrel::kvstore {
 
-// Heap of an open int8 index, at most: its blob stays mapped.
-inline constexpr int64_t kMaxInt8HeapBytes = 4096;
-
 // Where the blocks of a blob lie.
 class Int8Layout {
  public:
@@ -48,8 +45,5 @@ class Int8Layout {
   int64_t blocks_, block_bytes_, chunk_bytes_;
   int64_t chunk_blocks_;  // whole ones in a chunk
 };
-
-absl::StatusOr<std::string> BuildInt8(const IndexParams& params, const Rows& keys);
-absl::StatusOr<std::unique_ptr<Index>> OpenInt8(const IndexParams& params, Blob blob, Rows keys);
 
 }  // namespace carrel::kvstore

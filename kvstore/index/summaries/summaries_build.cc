@@ -8,7 +8,6 @@
 #include "common/dtype.h"
 #include "common/status.h"
 #include "common/thread_pool.h"
-#include "kernels/layer/linear/linear.h"
 #include "kernels/select/argmax/argmax.h"
 #include "kvstore/format/sampled_queries.h"
 #include "kvstore/index/building/accelerator.h"
@@ -26,18 +25,6 @@ constexpr int64_t kTileRows = 512;
 constexpr int64_t kLearnedQueries = 128;
 // Of all directions, which are kept equally important: queries to come are not those sampled.
 constexpr double kIsotropicShare = 0.1;
-
-// products [n, others] = x [n, d] y^T [d, others] + bias [others] (null: none)
-void Multiply(const float* x, int64_t n, const Floats& y, const float* bias, int64_t d,
-              float* products, Floats& scratch) {
-  kernels::WeightMatrix w;
-  w.data = y.data();
-  w.out = static_cast<int64_t>(y.size()) / d;
-  w.in = d;
-  w.bias = bias;
-  scratch.resize(static_cast<size_t>(kernels::LinearScratchFloats(w)));
-  kernels::Linear(x, n, d, w, products, w.out, scratch.data());
-}
 
 Floats MeanOf(const Rows& rows) {
   const int64_t d = rows.head_dim();
@@ -109,8 +96,9 @@ void UpdateMeans(const Floats& x, int64_t d, const std::vector<uint8_t>& cluster
 void Assign(const Floats& x, int64_t d, const Floats& means, std::vector<uint8_t>& cluster) {
   const auto n = static_cast<int64_t>(cluster.size());
   const auto clusters = static_cast<int64_t>(means.size()) / d;
-  Floats bias, products(static_cast<size_t>(kTileRows * clusters)), scratch;
+  Floats bias, products(static_cast<size_t>(kTileRows * clusters));
   std::vector<int32_t> nearest;
+  Multiply multiply;
   for (int64_t k = 0; k < clusters; ++k) {
     double norm = 0;
     for (int64_t c = 0; c < d; ++c) norm += double{means[k * d + c]} * means[k * d + c];
@@ -118,7 +106,8 @@ void Assign(const Floats& x, int64_t d, const Floats& means, std::vector<uint8_t
   }
   for (int64_t at = 0; at < n; at += kTileRows) {
     const int64_t rows = std::min(kTileRows, n - at);
-    Multiply(&x[at * d], rows, means, bias.data(), d, products.data(), scratch);
+    multiply(&x[at * d], rows, {means.data(), DType::kF32, clusters, d, bias.data()},
+             products.data());
     nearest.resize(static_cast<size_t>(rows));
     kernels::ArgmaxRows(products.data(), rows, clusters, nearest.data());
     std::transform(nearest.begin(), nearest.end(), cluster.begin() + at,
@@ -129,10 +118,8 @@ void Assign(const Floats& x, int64_t d, const Floats& means, std::vector<uint8_t
 // Lloyd's iterations from means that are rows, evenly spread over the segment.
 std::vector<uint8_t> Cluster(const Floats& rows, int64_t n, int64_t d, int64_t clusters,
                              const SummaryPlan& plan) {
-  Floats x = rows, means, scratch;
-  if (!plan.transform.empty()) {
-    Multiply(rows.data(), n, plan.transform, nullptr, d, x.data(), scratch);
-  }
+  const Floats x = plan.transform.empty() ? rows : Multiply()(rows, n, plan.transform, d);
+  Floats means;
   for (int64_t k = 0; k < clusters; ++k) {
     const float* row = &x[(2 * k + 1) * n / (2 * clusters) * d];
     means.insert(means.end(), row, row + d);
@@ -194,10 +181,9 @@ Floats LearnSpreads(const Floats& x, int64_t d, const std::vector<uint8_t>& clus
   const auto n = static_cast<int64_t>(cluster.size());
   const auto clusters = static_cast<int64_t>(means.size()) / d;
   const auto count = static_cast<int64_t>(queries.size()) / d;
-  Floats scratch, scores(static_cast<size_t>(n * count)),
-      mean_scores(static_cast<size_t>(clusters * count));
-  Multiply(x.data(), n, queries, nullptr, d, scores.data(), scratch);
-  Multiply(means.data(), clusters, queries, nullptr, d, mean_scores.data(), scratch);
+  Multiply multiply;
+  const Floats scores = multiply(x, n, queries, count);
+  const Floats mean_scores = multiply(means, clusters, queries, count);
   std::vector<double> sums(mean_scores.size());
   std::vector<int64_t> sizes(static_cast<size_t>(clusters));
   for (int64_t i = 0; i < n; ++i) {

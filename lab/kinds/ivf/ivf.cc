@@ -23,7 +23,7 @@ constexpr int64_t kScanRowsPerRow = 4;
 class IvfIndex : public Index {
  public:
   IvfIndex(const IndexParams& params, IvfBlob blob, Rows keys)
-      : probes_(params.effort > 0 ? params.effort : DefaultEffort(params, 0, keys.count())),
+      : probes_(EffortOf(params, 0, keys.count())),
         blob_(std::move(blob)),
         keys_(std::move(keys)) {}
 

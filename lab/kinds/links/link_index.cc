@@ -183,11 +183,7 @@ float EstimateLse(const std::vector<Scored>& beam, const float* samples, int64_t
 absl::Status LinkIndex::Search(const SearchRequest& request, SearchScratch& scratch,
                                SearchResult& result) const {
   RETURN_IF_ERROR(ValidateRequest(request, keys_));
-  const int64_t effort = request.effort > 0 ? request.effort
-                         : params_.effort > 0
-                             ? params_.effort
-                             : DefaultEffort(params_, request.top_k, keys_.count());
-  const int64_t ef = std::max(effort, request.top_k);
+  const int64_t ef = std::max(EffortOf(request, params_, keys_.count()), request.top_k);
   const int64_t zone = request.zone.rows();
   if (zone <= std::max(ef * kScanRowsPerEf, keys_.count() / kScanZoneShare)) {
     return ScanZone(request, keys_, scratch, result);

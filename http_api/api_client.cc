@@ -31,8 +31,8 @@ using asio::ip::tcp;
 
 constexpr size_t kMaxHead = 64 << 10, kMaxLine = 16 << 20, kMaxAnswer = 64 << 20,
                  kMaxMessage = 4000;
-constexpr std::chrono::milliseconds kLook{
-    50};  // how often it is asked whether the answer is still wanted
+// How often it is asked whether the answer is still wanted.
+constexpr std::chrono::milliseconds kLook{50};
 
 absl::Status BrokeOff() { return absl::DataLossError("the server's answer broke off"); }
 
@@ -77,10 +77,11 @@ class Connection {
         RETURN_IF_ERROR(sink(piece));
       }
       if (!failed) continue;
-      const bool http = failed == http::error::end_of_stream ||
-                        failed == http::error::partial_message ||
-                        failed.category() != make_error_code(http::error::bad_version).category();
-      return http ? BrokeOff() : absl::DataLossError("the answer is not HTTP");
+      const bool of_http =
+          failed.category() == make_error_code(http::error::bad_version).category();
+      const bool cut_off =
+          failed == http::error::end_of_stream || failed == http::error::partial_message;
+      return of_http && !cut_off ? absl::DataLossError("the answer is not HTTP") : BrokeOff();
     }
     return absl::OkStatus();
   }

@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/json.h"
 #include "common/status.h"
+#include "common/thrown.h"
 #include "serving/render_chat.h"
 #include "serving/status_details.h"
 
@@ -125,8 +126,9 @@ absl::StatusOr<std::unique_ptr<ChatRenderer::Child>> ChatRenderer::Take() {
     }
     ++children_;
   }
-  auto child = std::make_unique<Child>();
-  const auto begun = [&]() -> absl::Status {
+  std::unique_ptr<Child> child;
+  const absl::Status begun = CatchThrown("chat template", [&]() -> absl::Status {
+    child = std::make_unique<Child>();
     RETURN_IF_ERROR(child->Start(config_.python));
     const json source = {{"template", config_.jinja},
                          {"bos_token", config_.bos},
@@ -142,7 +144,7 @@ absl::StatusOr<std::unique_ptr<ChatRenderer::Child>> ChatRenderer::Take() {
     const json* const error = JsonAt(answer, {"error"});
     if (error == nullptr) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat("the model's chat template: ", JsonText(error)));
-  }();
+  });
   if (begun.ok()) return child;
   child = nullptr;
   GiveBack(nullptr);

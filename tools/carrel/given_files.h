@@ -1,6 +1,7 @@
-// What:   files that a command is given by name: the text of a document, or standard input; and
-//         whether the page with which a long job ends can be written, asked at its beginning.
-// Errors: InvalidArgument, naming the file: a folder, an empty document, what is no text; no name of a page. Those of writing there.
+// What:   files that a command is given by name: the text of a document, or standard input; and whether the page with
+//         which a long job ends can be written, asked at its beginning.
+// Errors: InvalidArgument, naming the file: a folder, an empty document, what is no text; no name of a page. Those of
+//         writing there.
 // Threads: any.
 #pragma once
 

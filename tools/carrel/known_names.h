@@ -1,5 +1,5 @@
-// What: the name that somebody may have meant; and after an error of a context that is not there: the error with a few names of those that are, as far as
-//       who asks may list them.
+// What: the name that somebody may have meant; and, after an error of a context that is not there, the error with a few
+//       names of those that are, as far as who asks may list them.
 // Cost: none of what succeeds; else the store is opened and listed once.
 #pragma once
 

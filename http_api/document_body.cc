@@ -2,15 +2,17 @@
 
 #include <algorithm>
 #include <array>
+#include <boost/locale/utf.hpp>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "common/json.h"
 #include "common/shown.h"
@@ -92,15 +94,8 @@ bool IsJson(const std::string& type) {
 std::string FromLatin1(absl::string_view bytes) {
   std::string text;
   text.reserve(bytes.size());
-  for (const char c : bytes) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x80) {
-      text += c;
-    } else {
-      text += static_cast<char>(0xc0 | (byte >> 6));
-      text += static_cast<char>(0x80 | (byte & 0x3f));
-    }
-  }
+  for (const unsigned char byte : bytes)
+    boost::locale::utf::utf_traits<char>::encode(byte, std::back_inserter(text));
   return text;
 }
 
@@ -180,11 +175,7 @@ absl::StatusOr<bool> SetField(absl::string_view name, const std::string& value,
 }
 
 absl::Status ReadQuery(absl::string_view query, GivenDocument& document) {
-  while (!query.empty()) {
-    const size_t end = query.find('&');
-    const absl::string_view one = query.substr(0, end);
-    query = end == absl::string_view::npos ? "" : query.substr(end + 1);
-    if (one.empty()) continue;
+  for (const absl::string_view one : absl::StrSplit(query, '&', absl::SkipEmpty())) {
     const absl::string_view name = one.substr(0, one.find('='));
     const std::string value = QueryParameter(one, name);
     if (value.empty()) continue;
@@ -231,10 +222,7 @@ struct Part {
 };
 
 absl::Status ReadPartHead(absl::string_view head, Part& part) {
-  while (!head.empty()) {
-    const size_t end = head.find("\r\n");
-    const absl::string_view line = head.substr(0, end);
-    head = end == absl::string_view::npos ? "" : head.substr(end + 2);
+  for (const absl::string_view line : absl::StrSplit(head, "\r\n")) {
     const size_t colon = line.find(':');
     if (colon == absl::string_view::npos) continue;
     const std::string name =

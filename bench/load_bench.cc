@@ -21,6 +21,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "bench/decoding_script.h"
+#include "carrel/v1/context.pb.h"
 #include "common/scheduling.h"
 #include "common/status.h"
 #include "kvstore/engine/engine.h"
@@ -207,7 +208,7 @@ absl::Status RunAll(const Settings& settings) {
     for (const int sessions : settings.sessions) {
       const Load full = Run(address, settings, script, truth, sessions, 0);
       nlohmann::json json = ToJson("closed loop", settings, sessions, full);
-      json["resident_bytes"] = engine.Statistics().resident_bytes;
+      json["resident_bytes"] = engine.Statistics().resident_bytes();
       std::printf("%s\n", json.dump().c_str());
       const double half = static_cast<double>(full.tokens) / full.seconds / 2 / sessions;
       const Load paced = Run(address, settings, script, truth, sessions, half);

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "carrel/v1/context.pb.h"
 #include "common/test_util.h"
 #include "decoder/client/store_client_grpc.h"
 #include "kvstore/engine/test_context.h"
@@ -371,7 +372,7 @@ TEST_P(EveryClient, CandidatesThatTheQueueRefused_AreNotWaitedFor) {
     EXPECT_THAT(client->Next(second), StatusIs(StatusCode::kResourceExhausted, "queue_limit=1"));
   }
   CARREL_EXPECT_OK(Take(*client, first));
-  while (world_->engine().Statistics().waiting > 0) absl::SleepFor(absl::Milliseconds(1));
+  while (world_->engine().Statistics().waiting() > 0) absl::SleepFor(absl::Milliseconds(1));
   CARREL_EXPECT_OK(Take(*client, *client->Send(world_->Among(1, first))));
   EXPECT_THAT(client->Next(*client->Send(world_->Among(1, second))),
               StatusIs(StatusCode::kInvalidArgument, "is not among the latest"));

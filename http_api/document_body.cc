@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <boost/locale/utf.hpp>
-#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -94,8 +92,15 @@ bool IsJson(const std::string& type) {
 std::string FromLatin1(absl::string_view bytes) {
   std::string text;
   text.reserve(bytes.size());
-  for (const unsigned char byte : bytes)
-    boost::locale::utf::utf_traits<char>::encode(byte, std::back_inserter(text));
+  for (const char c : bytes) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x80) {
+      text += c;
+    } else {
+      text += static_cast<char>(0xc0 | (byte >> 6));
+      text += static_cast<char>(0x80 | (byte & 0x3f));
+    }
+  }
   return text;
 }
 

@@ -1,7 +1,6 @@
 #include "http_api/http_message.h"
 
 #include <algorithm>
-#include <boost/asio/ip/address.hpp>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -9,6 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "common/status.h"
 
 namespace carrel::http_api {
 namespace {
@@ -167,11 +168,17 @@ bool IsLocalHostOrAddress(absl::string_view text) {
   const HostAndPort at = SplitAuthority(text);
   if (!at.valid) return false;
   if (at.host == "localhost") return true;
-  const bool bracketed = at.host.front() == '[' && at.host.back() == ']';
-  boost::system::error_code none;
-  const auto address = boost::asio::ip::make_address(
-      bracketed ? at.host.substr(1, at.host.size() - 2) : at.host, none);
-  return !none && address.is_v6() == bracketed;
+  const auto numeric = [](char c) { return absl::ascii_isxdigit(c) || c == '.' || c == ':'; };
+  if (at.host.front() == '[') {
+    return at.host.size() > 2 && at.host.back() == ']' &&
+           std::all_of(at.host.begin() + 1, at.host.end() - 1, numeric);
+  }
+  const std::vector<absl::string_view> parts = absl::StrSplit(at.host, '.');
+  return parts.size() == 4 && std::all_of(parts.begin(), parts.end(), [](absl::string_view part) {
+           int value = -1;
+           return part.size() <= 3 && absl::SimpleAtoi(part, &value) && value >= 0 &&
+                  value <= 255 && std::all_of(part.begin(), part.end(), absl::ascii_isdigit);
+         });
 }
 
 bool SameAuthority(absl::string_view a, absl::string_view b) {

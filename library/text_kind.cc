@@ -1,9 +1,7 @@
 #include "library/text_kind.h"
 
 #include <algorithm>
-#include <boost/locale/utf.hpp>
 #include <cstdint>
-#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -153,35 +151,46 @@ struct WideEncoding {
   }
 };
 
-template <typename Char>
-absl::StatusOr<std::string> FromUnits(string_view bytes, size_t from, WideEncoding encoding) {
-  using Units = boost::locale::utf::utf_traits<Char>;
-  std::basic_string<Char> units((bytes.size() - from) / sizeof(Char), 0);
-  for (size_t i = 0; i < units.size(); ++i)
-    units[i] = static_cast<Char>(encoding.Unit(bytes, from + i * sizeof(Char)));
-  std::string text;
-  text.reserve(units.size());
-  auto at = units.begin();
-  bool good = true;
-  while (good && at != units.end()) {
-    const auto begin = at;
-    const auto code_point = Units::decode(at, units.end());
-    good = boost::locale::utf::is_valid_codepoint(code_point);
-    if (good) {
-      boost::locale::utf::utf_traits<char>::encode(code_point, std::back_inserter(text));
-    } else {
-      at = begin;
-    }
+void AppendUtf8(uint32_t code_point, std::string& text) {
+  const auto add = [&](uint32_t byte) { text.push_back(static_cast<char>(byte)); };
+  if (code_point < 0x80) return add(code_point);
+  if (code_point < 0x800) {
+    add(0xC0 | (code_point >> 6));
+  } else if (code_point < 0x10000) {
+    add(0xE0 | (code_point >> 12));
+    add(0x80 | ((code_point >> 6) & 0x3F));
+  } else {
+    add(0xF0 | (code_point >> 18));
+    add(0x80 | ((code_point >> 12) & 0x3F));
+    add(0x80 | ((code_point >> 6) & 0x3F));
   }
-  const size_t read = from + static_cast<size_t>(at - units.begin()) * sizeof(Char);
-  if (read == bytes.size()) return text;
-  return absl::InvalidArgumentError(
-      absl::StrCat("invalid ", encoding.name(), " at byte offset ", read, " of ", bytes.size()));
+  add(0x80 | (code_point & 0x3F));
 }
 
 absl::StatusOr<std::string> FromWide(string_view bytes, size_t from, WideEncoding encoding) {
-  return encoding.size == 2 ? FromUnits<char16_t>(bytes, from, encoding)
-                            : FromUnits<char32_t>(bytes, from, encoding);
+  const auto size = static_cast<size_t>(encoding.size);
+  const auto bad = [&](size_t at) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("invalid ", encoding.name(), " at byte offset ", at, " of ", bytes.size()));
+  };
+  std::string text;
+  text.reserve((bytes.size() - from) / 2);
+  for (size_t at = from; at < bytes.size(); at += size) {
+    const size_t begin = at;
+    if (bytes.size() - at < size) return bad(begin);
+    uint32_t code_point = encoding.Unit(bytes, at);
+    if (size == 2 && code_point >= 0xD800 && code_point < 0xDC00) {
+      if (bytes.size() - at < 2 * size) return bad(begin);
+      const uint32_t low = encoding.Unit(bytes, at + size);
+      if (low < 0xDC00 || low > 0xDFFF) return bad(begin);
+      code_point = 0x10000 + ((code_point - 0xD800) << 10) + (low - 0xDC00);
+      at += size;
+    } else if ((code_point >= 0xD800 && code_point <= 0xDFFF) || code_point > 0x10FFFF) {
+      return bad(begin);
+    }
+    AppendUtf8(code_point, text);
+  }
+  return text;
 }
 
 // By the mark that it begins with, and the mark's size.

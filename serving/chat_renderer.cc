@@ -1,16 +1,13 @@
 #include "serving/chat_renderer.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <boost/asio/buffer.hpp>
-#include <boost/asio/io_context.hpp>
-#include <boost/asio/posix/stream_descriptor.hpp>
-#include <boost/asio/read_until.hpp>
-#include <boost/asio/write.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -20,19 +17,19 @@
 #include "absl/strings/str_cat.h"
 #include "common/json.h"
 #include "common/status.h"
-#include "common/thrown.h"
 #include "serving/render_chat.h"
 #include "serving/status_details.h"
 
 namespace carrel::serving {
 
-namespace asio = boost::asio;
 using nlohmann::json;
 
 // A process that answers a line with a line.
 class ChatRenderer::Child {
  public:
   ~Child() {
+    if (in_ >= 0) close(in_);
+    if (out_ >= 0) close(out_);
     if (pid_ < 0) return;
     kill(pid_, SIGKILL);
     waitpid(pid_, nullptr, 0);
@@ -61,8 +58,8 @@ class ChatRenderer::Child {
     posix_spawn_file_actions_destroy(&actions);
     close(to[0]);
     close(from[1]);
-    in_.assign(to[1]);
-    out_.assign(from[0]);
+    in_ = to[1];
+    out_ = from[0];
     if (error == 0) return absl::OkStatus();
     pid_ = -1;
     return absl::FailedPreconditionError(
@@ -72,34 +69,47 @@ class ChatRenderer::Child {
 
   absl::StatusOr<json> Ask(std::string line, Clock::time_point until, int64_t most) {
     line += '\n';
+    for (size_t sent = 0; sent < line.size();) {
+      RETURN_IF_ERROR(Wait(in_, POLLOUT, until));
+      const ssize_t n = write(in_, line.data() + sent, std::min<size_t>(line.size() - sent, 4096));
+      if (n < 0 && errno != EINTR) return Ended();
+      if (n > 0) sent += static_cast<size_t>(n);
+    }
     std::string answer;
-    boost::system::error_code failed;
-    asio::async_write(in_, asio::buffer(line), [&](const boost::system::error_code& sent, size_t) {
-      failed = sent;
-      if (failed) return;
-      asio::async_read_until(out_, asio::dynamic_buffer(answer, static_cast<size_t>(most)), '\n',
-                             [&](const boost::system::error_code& read, size_t) { failed = read; });
-    });
-    io_.restart();
-    io_.run_until(until);
-    if (!io_.stopped()) {
-      return absl::DeadlineExceededError(
-          "the model's chat template, or the program that renders it, took too long");
+    while (answer.empty() || answer.back() != '\n') {
+      RETURN_IF_ERROR(Wait(out_, POLLIN, until));
+      char buffer[65536];
+      const ssize_t n = read(out_, buffer, sizeof(buffer));
+      if (n == 0 || (n < 0 && errno != EINTR)) return Ended();
+      if (n > 0) answer.append(buffer, static_cast<size_t>(n));
+      if (static_cast<int64_t>(answer.size()) > most) return Ended();
     }
     absl::StatusOr<json> parsed = ParseJsonObject(answer, "the chat's renderer");
-    if (failed || !parsed.ok()) return Ended();
+    if (!parsed.ok()) return Ended();
     return parsed;
   }
 
  private:
+  static absl::Status Wait(int fd, short events, Clock::time_point until) {
+    using std::chrono::milliseconds;
+    for (;;) {
+      const auto left = std::chrono::duration_cast<milliseconds>(until - Clock::now()).count();
+      pollfd poll_fd = {fd, events, 0};
+      const int n = left <= 0 ? 0 : poll(&poll_fd, 1, static_cast<int>(left));
+      if (n > 0) return absl::OkStatus();
+      if (n < 0 && errno == EINTR) continue;
+      return absl::DeadlineExceededError(
+          "the model's chat template, or the program that renders it, took too long");
+    }
+  }
+
   static absl::Status Ended() {
     return absl::FailedPreconditionError(
         "the model's chat template: the program that renders it ended without an answer");
   }
 
   pid_t pid_ = -1;
-  asio::io_context io_;
-  asio::posix::stream_descriptor in_{io_}, out_{io_};
+  int in_ = -1, out_ = -1;
 };
 
 ChatRenderer::Clock::time_point ChatRenderer::In(absl::Duration patience) {
@@ -126,9 +136,8 @@ absl::StatusOr<std::unique_ptr<ChatRenderer::Child>> ChatRenderer::Take() {
     }
     ++children_;
   }
-  std::unique_ptr<Child> child;
-  const absl::Status begun = CatchThrown("chat template", [&]() -> absl::Status {
-    child = std::make_unique<Child>();
+  auto child = std::make_unique<Child>();
+  const auto begun = [&]() -> absl::Status {
     RETURN_IF_ERROR(child->Start(config_.python));
     const json source = {{"template", config_.jinja},
                          {"bos_token", config_.bos},
@@ -144,7 +153,7 @@ absl::StatusOr<std::unique_ptr<ChatRenderer::Child>> ChatRenderer::Take() {
     const json* const error = JsonAt(answer, {"error"});
     if (error == nullptr) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat("the model's chat template: ", JsonText(error)));
-  });
+  }();
   if (begun.ok()) return child;
   child = nullptr;
   GiveBack(nullptr);

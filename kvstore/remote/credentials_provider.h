@@ -4,6 +4,7 @@
 // Errors: NotFound this source has none (names what it looked at); Unauthenticated it has some that do
 //         not hold: a profile without a secret, a role that was refused; Unavailable a service that does
 //         not answer. No message holds a secret or a token.
+// Ownership: a provider keeps its sources.
 // Threads: any.
 #pragma once
 

@@ -36,8 +36,7 @@ void AccessFlags::Declare(CLI::App& command) {
       "--insecure", insecure,
       "listen where others than this machine can reach it, although TLS or credentials "
       "(--keys or --tls-client-ca) are missing");
-  command.add_option("--socket-mode", socket_mode, "mode of Unix sockets' files, octal")
-      ->capture_default_str();
+  command.add_option("--socket-mode", socket_mode, "mode of Unix sockets' files, octal");
   command.add_option("--audit-log", audit_log,
                      "file to which one JSON line is appended per session, deletion and denial; "
                      "opened again on SIGHUP");

@@ -316,17 +316,13 @@ void DeclareSequences(CLI::App& command, ApiFlags& flags) {
           "--max-sequences", flags.config.engine.scheduler.conversations.most,
           "conversations whose rows wait for their next turn; the one used longest ago goes; "
           "0: none")
-      ->check(CLI::Range(int64_t{0}, int64_t{100000}))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{0}, int64_t{100000}));
   command
       .add_option("--sequence-memory", flags.config.engine.scheduler.conversations.memory_bytes,
                   "of those in memory: bytes or 512MB; beyond it they go to files")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
-      ->capture_default_str();
-  command
-      .add_option("--idle-after", flags.idle_after,
-                  "a conversation that was idle for so long goes to a file in /var/tmp")
-      ->capture_default_str();
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true));
+  command.add_option("--idle-after", flags.idle_after,
+                     "a conversation that was idle for so long goes to a file in /var/tmp");
 }
 
 // Who prefills what clients bring, if not this process.
@@ -351,13 +347,11 @@ void DeclareDoor(CLI::App& command, ApiFlags& flags) {
       .add_option("--request-budget", flags.config.http.budget_bytes,
                   "what requests and replies on their way may hold: bytes or 256MB")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
-      ->check(CLI::Range(int64_t{1} << 20, int64_t{1} << 40))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{1} << 20, int64_t{1} << 40));
   command
       .add_option("--max-connections", flags.config.http.max_connections,
                   "connections that have asked something; beyond it the idlest goes")
-      ->check(CLI::Range(int64_t{1}, int64_t{1000000}))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{1}, int64_t{1000000}));
   DeclareJobs(command, flags);
 }
 
@@ -373,9 +367,8 @@ void AddApi(CLI::App& app, Run& chosen) {
   flags->retrieval.DeclareWeights(command);
   flags->retrieval.store.DeclareSeveral(command);
   flags->replica.Declare(command);
-  command
-      .add_option("--listen", flags->config.http.listen, "HOST:PORT or unix:PATH; may be repeated")
-      ->capture_default_str();
+  command.add_option("--listen", flags->config.http.listen,
+                     "HOST:PORT or unix:PATH; may be repeated");
   command.add_option("--model-name", flags->config.model_name,
                      "what clients call the model; by default the name of its file or folder");
   command.add_option("--keys", flags->keys,
@@ -386,47 +379,39 @@ void AddApi(CLI::App& app, Run& chosen) {
   command
       .add_option("--index", flags->config.engine.documents->index,
                   "of documents that clients bring: flat | int8 | code | auto")
-      ->check(CLI::IsMember({"flat", "int8", "code", "auto"}))
-      ->capture_default_str();
+      ->check(CLI::IsMember({"flat", "int8", "code", "auto"}));
   command
       .add_option("--max-document-bytes", flags->config.max_document_bytes,
                   "of a text that a client brings: bytes or 16MB")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
-      ->check(CLI::Range(int64_t{1}, int64_t{60} << 20))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{1}, int64_t{60} << 20));
   command
       .add_option("--max-queued-documents", flags->config.engine.documents->max_queued,
                   "documents that may wait for prefill; one more is refused")
-      ->check(CLI::Range(int64_t{1}, int64_t{1000}))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{1}, int64_t{1000}));
   command
       .add_option("--keep-documents", flags->config.engine.documents->keep,
                   "long documents at the beginning of prompts that are kept as contexts; the one "
                   "used longest ago goes; 0: none")
-      ->check(CLI::Range(int64_t{0}, int64_t{10000}))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{0}, int64_t{10000}));
   command
       .add_option("--keep-tokens", flags->config.engine.documents->keep_tokens,
                   "--keep-documents: of how many tokens at least")
-      ->check(CLI::Range(int64_t{272}, int64_t{1} << 30))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{272}, int64_t{1} << 30));
   command.add_flag("--insecure", flags->config.insecure,
                    "listen where others can reach it, without TLS");
   command
       .add_option("--max-waiting", flags->config.engine.scheduler.max_waiting,
                   "requests that may wait, with --keys half as many of one; one more is refused")
-      ->check(CLI::Range(int64_t{1}, int64_t{1000000}))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{1}, int64_t{1000000}));
   command
       .add_option("--max-answers", flags->config.engine.scheduler.max_answers,
                   "answers on their way at a time, token by token together")
-      ->check(CLI::Range(int64_t{1}, int64_t{1024}))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{1}, int64_t{1024}));
   command
       .add_option("--max-open-contexts", flags->config.engine.scheduler.max_open_contexts,
                   "contexts whose decoders stay open while nobody asks")
-      ->check(CLI::Range(int64_t{1}, int64_t{1024}))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{1}, int64_t{1024}));
   DeclareSequences(command, *flags);
   flags->retrieval.DeclareRetrieval(command);
   command.get_option("--model")->required(false);  // it may come from a file

@@ -335,8 +335,7 @@ void AddAsk(CLI::App& app, Run& chosen) {
   command
       .add_option("--sources", flags->sources,
                   "also find so many passages of the document that the answer rests on")
-      ->check(CLI::Range(int64_t{0}, int64_t{100}))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{0}, int64_t{100}));
   command.add_option("--api", flags->api,
                      "http://HOST:PORT of a carrel api, instead of --model and --store");
   command.get_option("--model")->required(false);

@@ -89,16 +89,13 @@ void AddAudit(CLI::App& app, Run& chosen) {
   command.add_option("--want-recall", config.want_recall,
                      "fail if a head's mean recall is below, and seek each head's least effort "
                      "for it; in (0, 1]");
-  command.add_option("--top-k", config.top_k, "rows wanted per search")->capture_default_str();
+  command.add_option("--top-k", config.top_k, "rows wanted per search");
   command.add_option("--effort", config.efforts,
                      "efforts to measure (beam width, lists probed or rows scored exactly), the "
                      "first is judged; default: each head's own, among powers of two around it");
-  command.add_option("--sink", config.sink, "first rows of the context, not searched")
-      ->capture_default_str();
-  command.add_option("--local", config.local, "last rows of the context, not searched")
-      ->capture_default_str();
-  command.add_option("--threads", flags->threads, "heads measured at a time; 0: one per core")
-      ->capture_default_str();
+  command.add_option("--sink", config.sink, "first rows of the context, not searched");
+  command.add_option("--local", config.local, "last rows of the context, not searched");
+  command.add_option("--threads", flags->threads, "heads measured at a time; 0: one per core");
   command.add_flag("--json", flags->json, "one JSON object instead of tables");
   command.add_option("--html", flags->html, "also write a page with maps and curves to this file");
   command.callback([flags, &chosen] {

@@ -193,8 +193,7 @@ CLI::App& Declare(CLI::App& app, const char* name, const char* description,
   flags->store.Declare(command);
   command.add_option("--as", flags->as, "its name there; by default as it is");
   command.add_option("--streams", flags->streams, "requests on their way at once")
-      ->check(CLI::Range(1, 64))
-      ->capture_default_str();
+      ->check(CLI::Range(1, 64));
   flags->bucket.Declare(command);
   command.add_flag("--quiet", flags->quiet, "no progress");
   command.add_flag("--json", flags->json, "report as one JSON object");
@@ -227,8 +226,7 @@ void AddBucket(CLI::App& app, Run& chosen) {
       "Remove from a bucket what nobody needs: files of pushes that ended nowhere, and what "
       "removals left");
   command.add_option("--store", gc->uri, "s3://BUCKET or s3://BUCKET/PREFIX")->required();
-  command.add_option("--grace", gc->grace, "what is younger stays, by the server's clock")
-      ->capture_default_str();
+  command.add_option("--grace", gc->grace, "what is younger stays, by the server's clock");
   command.add_flag("--dry-run", gc->dry_run, "say what would be removed, and remove nothing");
   gc->bucket.Declare(command);
   command.add_flag("--json", gc->json, "one JSON object");

@@ -307,8 +307,7 @@ void AddChat(CLI::App& app, Run& chosen) {
   command.get_option("--max-tokens")->default_val(1024);
   command.add_option("--system", flags->system, "what the model is told before the conversation");
   command.add_option("--sources", flags->settings.sources, "passages to show below each answer")
-      ->check(CLI::Range(int64_t{0}, int64_t{100}))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{0}, int64_t{100}));
   command.callback([flags, &chosen] {
     chosen = [flags] {
       return WithNames(RunChat(*flags), flags->retrieval.store, flags->retrieval.context);

@@ -251,34 +251,27 @@ void AddEval(CLI::App& app, Run& chosen) {
       .add_option("--sources", flags->sources,
                   "count right answers whose passage with the fact is among so many sources; 0: do "
                   "not look for them")
-      ->check(CLI::Range(int64_t{0}, int64_t{100}))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{0}, int64_t{100}));
   command
       .add_option(
           "--together", flags->together,
           "so many questions at a time: each is answered as it is alone, all are sooner done")
-      ->check(CLI::Range(int64_t{1}, int64_t{64}))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{1}, int64_t{64}));
   command.add_option("--compare", flags->compare,
                      "a JSON list of configurations, objects of flag names and values: ask the "
                      "questions under each and print one table");
   command.add_option("--html", flags->html,
                      "compare: also write a page with curves of quality against cost");
-  command
-      .add_option("--measure", flags->measure,
-                  "compare: so many questions are asked again to measure mass and output error per "
-                  "layer, apart from what is timed")
-      ->capture_default_str();
-  command
-      .add_option("--match", flags->match_name,
-                  "when an answer is right: exact (it is the expected text) | contains (the "
-                  "expected text is in it)")
-      ->capture_default_str();
-  command
-      .add_option("--answers", flags->answers,
-                  "which are listed: differing (from dense_ids where these are given, else not "
-                  "right) | all")
-      ->capture_default_str();
+  command.add_option(
+      "--measure", flags->measure,
+      "compare: so many questions are asked again to measure mass and output error per "
+      "layer, apart from what is timed");
+  command.add_option("--match", flags->match_name,
+                     "when an answer is right: exact (it is the expected text) | contains (the "
+                     "expected text is in it)");
+  command.add_option("--answers", flags->answers,
+                     "which are listed: differing (from dense_ids where these are given, else not "
+                     "right) | all");
   command.add_flag("--logits-digest", flags->logits_digest,
                    "the SHA-256 of each answer's logits, of every prompt and generated position");
   MoveToLab(command, {"logits-digest"});

@@ -173,16 +173,14 @@ void DeclareSubmit(CLI::App& job, Run& chosen) {
                   "the model that reads it, as workers call it: its file's or folder's name")
       ->required();
   command.add_option("--index", flags->record.index, "flat | int8 | code | auto")
-      ->check(CLI::IsMember({"flat", "int8", "code", "auto"}))
-      ->capture_default_str();
+      ->check(CLI::IsMember({"flat", "int8", "code", "auto"}));
   command.add_flag("--raw", flags->record.raw,
                    "the text as it is, not inside the first turn of the model's chat template");
   DeclareMissingBytes(command, flags->missing_bytes);
   command
       .add_option("--priority", flags->record.priority,
                   "0 to 9: jobs of a higher one are taken first, of one the oldest")
-      ->check(CLI::Range(serving::kLowestPriority, serving::kHighestPriority))
-      ->capture_default_str();
+      ->check(CLI::Range(serving::kLowestPriority, serving::kHighestPriority));
   command.add_flag("--wait", flags->wait, "until it has ended; exit code 1 if it has no context");
   command.add_flag("--quiet", flags->quiet, "no progress");
   command.add_flag("--json", flags->json, "one JSON object");

@@ -122,9 +122,7 @@ void AddKeys(CLI::App& app, Run& chosen) {
       "new",
       "Make a key: it goes to standard output once, its entry for the keys file to standard error");
   fresh.add_option("name", flags->name, "what logs call it")->required();
-  fresh.add_option("--rights", flags->rights, "list, open, import, delete, admin")
-      ->delimiter(',')
-      ->capture_default_str();
+  fresh.add_option("--rights", flags->rights, "list, open, import, delete, admin")->delimiter(',');
   fresh.add_option("--contexts", flags->contexts, "globs of names that it may see; default: all")
       ->delimiter(',');
   fresh.add_option("--tenant", flags->tenant, "tenant of the keys file that it belongs to");

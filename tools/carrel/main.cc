@@ -97,7 +97,8 @@ int main(int argc, char** argv) {
                        absl::StrCat("carrel ", carrel::kVersion,
                                     carrel::HasLab() ? "\nwith the lab" : "\nwithout the lab"));
   app.require_subcommand(1);
-  app.formatter(carrel::tools::MakeHelpFormat());  // commands inherit it
+  app.option_defaults()->always_capture_default();  // commands inherit these
+  app.formatter(carrel::tools::MakeHelpFormat());
   carrel::tools::AddConfigFile(app);
   app.failure_message(&Explain);
   carrel::tools::Run chosen;

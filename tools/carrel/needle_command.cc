@@ -96,21 +96,16 @@ void AddNeedle(CLI::App& app, Run& chosen) {
       ->delimiter(',');
   command
       .add_option("--depths", flags->config.depths, "where facts stand: 0 the beginning, 1 the end")
-      ->delimiter(',')
-      ->capture_default_str();
+      ->delimiter(',');
   command
       .add_option("--kinds", flags->kinds,
                   "single (one fact) | multi-value (several values of a key, the others elsewhere) "
                   "| two-hop (a keeper, whose city stands elsewhere)")
-      ->delimiter(',')
-      ->capture_default_str();
-  command.add_option("--per-depth", flags->config.per_depth, "needles of each kind at each depth")
-      ->capture_default_str();
-  command
-      .add_option("--others", flags->config.others,
-                  "facts that nobody asks for, spread over the document; 0: needles alone")
-      ->capture_default_str();
-  command.add_option("--seed", flags->config.seed, "of everything drawn")->capture_default_str();
+      ->delimiter(',');
+  command.add_option("--per-depth", flags->config.per_depth, "needles of each kind at each depth");
+  command.add_option("--others", flags->config.others,
+                     "facts that nobody asks for, spread over the document; 0: needles alone");
+  command.add_option("--seed", flags->config.seed, "of everything drawn");
   command.add_flag("--json", flags->json, "report as one JSON array");
   command.callback([flags, &chosen] { chosen = [flags] { return RunNeedle(*flags); }; });
 }

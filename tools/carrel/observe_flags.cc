@@ -17,10 +17,8 @@ void ObserveFlags::Declare(CLI::App& command) {
   command.add_option("--metrics", metrics,
                      "HOST:PORT or PORT (on 127.0.0.1) where Prometheus finds /metrics; names of "
                      "contexts and keys are seen there; not given: nowhere");
-  command.add_option("--log-format", log.format, "text or json: one object a line")
-      ->capture_default_str();
-  command.add_option("--log-level", log.level, "trace, debug, info, warning, error or off")
-      ->capture_default_str();
+  command.add_option("--log-format", log.format, "text or json: one object a line");
+  command.add_option("--log-level", log.level, "trace, debug, info, warning, error or off");
 }
 
 absl::StatusOr<std::unique_ptr<kvstore::MetricsListener>> ObserveFlags::Listen(

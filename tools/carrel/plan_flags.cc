@@ -15,8 +15,8 @@ void PlanFlags::Declare(CLI::App& command) {
   command.add_option("--model", model,
                      "Hugging Face folder or GGUF file that computed the context");
   DeclareDevice(command, device, gpu_memory);
-  command.add_option("--fidelity", fidelity, "fast | balanced | faithful")->capture_default_str();
-  command.add_option("--threads", threads, "0: one per core")->capture_default_str();
+  command.add_option("--fidelity", fidelity, "fast | balanced | faithful");
+  command.add_option("--threads", threads, "0: one per core");
 }
 
 absl::StatusOr<decoder::Plan> PlanOf(const PlanFlags& flags, const StoreFlags& store,

@@ -376,36 +376,28 @@ absl::Status RunPrefillCommand(PrefillFlags& flags) {
 
 // What belongs to the lab, beside --summaries.
 void DeclareLab(CLI::App& command, PrefillFlags& flags) {
-  command
-      .add_option("--attention", flags.attention,
-                  "dense | hip | infinitehip: what a token attends to, with parameters as "
-                  "NAME:key=value,key=value (rows, sink, window, block_q, stride_q; hip: block_k)")
-      ->capture_default_str();
-  command
-      .add_option("--key-position", flags.key_position,
-                  "how keys are stored: rotated (after RoPE, at their position) | none (before "
-                  "RoPE, for --rope infinitehip)")
-      ->capture_default_str();
-  command
-      .add_option("--rope", flags.rope,
-                  "where keys stand in attention: trained (where the document has them) | "
-                  "infinitehip (within the trained length, for documents of any length)")
-      ->capture_default_str();
+  command.add_option(
+      "--attention", flags.attention,
+      "dense | hip | infinitehip: what a token attends to, with parameters as "
+      "NAME:key=value,key=value (rows, sink, window, block_q, stride_q; hip: block_k)");
+  command.add_option("--key-position", flags.key_position,
+                     "how keys are stored: rotated (after RoPE, at their position) | none (before "
+                     "RoPE, for --rope infinitehip)");
+  command.add_option("--rope", flags.rope,
+                     "where keys stand in attention: trained (where the document has them) | "
+                     "infinitehip (within the trained length, for documents of any length)");
   command.add_flag("--beyond-trained", flags.config.beyond_trained,
                    "rope=trained: take a document longer than the model was trained for");
-  command
-      .add_option("--segment-tokens", flags.config.segment_tokens,
-                  "rows per stored segment, a power of two")
-      ->capture_default_str();
+  command.add_option("--segment-tokens", flags.config.segment_tokens,
+                     "rows per stored segment, a power of two");
   command.add_option(
       "--sampled-queries", flags.config.sampled_queries,
       "queries per layer and head that teach indexes and are kept for audits; default: 256 "
       "teach, and one per 16 tokens is kept, 16 to 256");
-  command
-      .add_option("--recheck", flags.config.recheck_tokens,
-                  "tokens of the document that are computed again from the sealed rows before the "
-                  "context is published; 0: none")
-      ->capture_default_str();
+  command.add_option(
+      "--recheck", flags.config.recheck_tokens,
+      "tokens of the document that are computed again from the sealed rows before the "
+      "context is published; 0: none");
 }
 
 }  // namespace
@@ -447,14 +439,12 @@ void AddPrefill(CLI::App& app, Run& chosen) {
   command.add_option("--name", flags->config.name, "name of the new context")->required();
   flags->index.Declare(command);
   CLI::Option* const summaries =
-      command.add_option("--summaries", flags->config.summary_rows, kSummariesHelp)
-          ->capture_default_str();
+      command.add_option("--summaries", flags->config.summary_rows, kSummariesHelp);
   DeclareLab(command, *flags);
   DeclareDevice(command, flags->device, flags->config.gpu_memory);
-  command
-      .add_option("--threads", flags->threads,
-                  "0: one per core; with --device cuda five for four cores: some wait for the GPU")
-      ->capture_default_str();
+  command.add_option(
+      "--threads", flags->threads,
+      "0: one per core; with --device cuda five for four cores: some wait for the GPU");
   command.add_flag("--restart", flags->config.restart,
                    "discard an interrupted job of this name instead of going on with it");
   command.add_flag("--quiet", flags->quiet, "no progress");

@@ -67,9 +67,8 @@ void AddReindex(CLI::App& app, Run& chosen) {
   command.add_option("--store", flags->config.store_folder, "folder of the store")->required();
   command.add_option("--as", flags->config.name, "name of the new context")->required();
   flags->index.Declare(command);
-  command.add_option("--summaries", flags->config.summary_rows, kSummariesHelp)
-      ->capture_default_str();
-  command.add_option("--threads", flags->threads, "0: one per core")->capture_default_str();
+  command.add_option("--summaries", flags->config.summary_rows, kSummariesHelp);
+  command.add_option("--threads", flags->threads, "0: one per core");
   command.add_flag("--quiet", flags->quiet, "no progress");
   command.add_flag("--json", flags->json, "report as one JSON object");
   command.callback([flags, &chosen] {

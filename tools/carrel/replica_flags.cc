@@ -32,8 +32,7 @@ void ReplicaFlags::Declare(CLI::App& command) {
                   "for longest go")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true));
   command.add_option("--pulls", pulls, "--remote: contexts that come at a time")
-      ->check(CLI::Range(1, 64))
-      ->capture_default_str();
+      ->check(CLI::Range(1, 64));
   command
       .add_option(
           "--warm", warm,

@@ -33,10 +33,8 @@ void RetrievalFlags::Declare(CLI::App& command, bool context_required) {
 }
 
 void RetrievalFlags::DeclareWeights(CLI::App& command) {
-  command
-      .add_option("--weights", weights,
-                  "same as computed the context | derived: also made from those")
-      ->capture_default_str();
+  command.add_option("--weights", weights,
+                     "same as computed the context | derived: also made from those");
 }
 
 void RetrievalFlags::DeclareContext(CLI::App& command, bool context_required) {
@@ -47,16 +45,12 @@ void RetrievalFlags::DeclareContext(CLI::App& command, bool context_required) {
   if (context_required) context_option.required();
   DeclareContentId(command, config.content_id);
   store.DeclareSeveral(command);
-  command
-      .add_option("--retry-for", retry_for,
-                  "--server: how long one that is gone is waited for; 0: not at all")
-      ->capture_default_str();
-  command
-      .add_option("--request-timeout", request_timeout,
-                  "--server: how long the answer to a request may take")
-      ->capture_default_str();
+  command.add_option("--retry-for", retry_for,
+                     "--server: how long one that is gone is waited for; 0: not at all");
+  command.add_option("--request-timeout", request_timeout,
+                     "--server: how long the answer to a request may take");
   DeclareRetrieval(command);
-  command.add_option("--max-tokens", max_tokens, "of the answer, at most")->capture_default_str();
+  command.add_option("--max-tokens", max_tokens, "of the answer, at most");
   sampling.Declare(command);
 }
 
@@ -73,13 +67,11 @@ void RetrievalFlags::DeclareRetrieval(CLI::App& command) {
       ->excludes(&fidelity_option)
       ->excludes(&error_option);
   DeclareDevice(command, device, device_config.gpu_memory);
-  command
-      .add_option("--zone", zone, "who searches: auto (the fastest) | store | host (here) | device")
-      ->capture_default_str();
-  command
-      .add_option("--plan", plan, "zone=auto, fixed: store[-dense] | host[-dense] | device[-dense]")
-      ->capture_default_str();
-  command.add_option("--threads", threads, "0: one per core")->capture_default_str();
+  command.add_option("--zone", zone,
+                     "who searches: auto (the fastest) | store | host (here) | device");
+  command.add_option("--plan", plan,
+                     "zone=auto, fixed: store[-dense] | host[-dense] | device[-dense]");
+  command.add_option("--threads", threads, "0: one per core");
   DeclareSelectionLab(command);
   DeclareZoneLab(command);
 }
@@ -94,93 +86,68 @@ void RetrievalFlags::DeclareSelectionLab(CLI::App& command) {
       ->excludes(command.get_option("--top-k"));
   command.add_option("--max-rows", max_rows,
                      "range, mass: bound on the rows per KV head; 0: the store's");
-  command
-      .add_option("--estimate", estimate,
-                  "rows that are not selected count through summaries of their clusters: on | off "
-                  "| auto (where the context has summaries and want is attend)")
-      ->capture_default_str();
-  command
-      .add_option("--prompt-rows", prompt_rows,
-                  "what tokens of a prompt attend to: chosen (as the answer's do) | all | auto "
-                  "(all where a GPU holds "
-                  "the rows)")
-      ->capture_default_str();
+  command.add_option(
+      "--estimate", estimate,
+      "rows that are not selected count through summaries of their clusters: on | off "
+      "| auto (where the context has summaries and want is attend)");
+  command.add_option("--prompt-rows", prompt_rows,
+                     "what tokens of a prompt attend to: chosen (as the answer's do) | all | auto "
+                     "(all where a GPU holds "
+                     "the rows)");
   command.add_option("--dense-layers", dense_layers,
                      "the first layers attend to every row; by default 2 with --top-k and "
                      "--select, else 0");
-  command.add_option("--sink", config.sink, "first rows of the context held by the decoder")
-      ->capture_default_str();
-  command.add_option("--local", config.local, "last rows of the context held by the decoder")
-      ->capture_default_str();
-  command
-      .add_option("--budget", budget,
-                  "top-k per layer, same total: uniform | linear (rising) | measured (more "
-                  "where the attention that prefill sampled is peaked)")
-      ->capture_default_str();
-  command
-      .add_option("--prefetch", prefetch,
-                  "off | speculative (ask ahead with predicted queries) | verified (again where "
-                  "they are too far off)")
-      ->capture_default_str();
-  command
-      .add_option("--oversample", config.oversample,
-                  "candidates asked ahead, as a multiple of top-k")
-      ->capture_default_str();
-  command
-      .add_option(
-          "--want", want,
-          "what travels: rows (K and V) | values (scores and V) | attend (partial attention)")
-      ->capture_default_str();
+  command.add_option("--sink", config.sink, "first rows of the context held by the decoder");
+  command.add_option("--local", config.local, "last rows of the context held by the decoder");
+  command.add_option("--budget", budget,
+                     "top-k per layer, same total: uniform | linear (rising) | measured (more "
+                     "where the attention that prefill sampled is peaked)");
+  command.add_option("--prefetch", prefetch,
+                     "off | speculative (ask ahead with predicted queries) | verified (again where "
+                     "they are too far off)");
+  command.add_option("--oversample", config.oversample,
+                     "candidates asked ahead, as a multiple of top-k");
+  command.add_option(
+      "--want", want,
+      "what travels: rows (K and V) | values (scores and V) | attend (partial attention)");
   command
       .add_option("--row-cache", config.row_cache_bytes,
                   "want=rows: memory for rows that the store sent before, as bytes or 500MB: they "
                   "need not travel again; 0: none are kept")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
-      ->capture_default_str();
-  command
-      .add_option("--effort,--ef-search", config.effort,
-                  "how much an index does for recall: beam width, lists probed or rows scored "
-                  "exactly; 0: the context's own")
-      ->capture_default_str();
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true));
+  command.add_option("--effort,--ef-search", config.effort,
+                     "how much an index does for recall: beam width, lists probed or rows scored "
+                     "exactly; 0: the context's own");
   MoveToLab(command, {"select", "max-rows", "estimate", "prompt-rows", "dense-layers", "sink",
                       "local", "budget", "prefetch", "oversample", "want", "row-cache", "effort"});
 }
 
 void RetrievalFlags::DeclareZoneLab(CLI::App& command) {
-  command
-      .add_option("--gpu-new-tokens", device_config.new_tokens,
-                  "cuda: room on the GPU for what is prompted and generated")
-      ->capture_default_str();
+  command.add_option("--gpu-new-tokens", device_config.new_tokens,
+                     "cuda: room on the GPU for what is prompted and generated");
   command
       .add_option(
           "--bank-bytes", bank.bytes,
           "zone=host, device=cuda: GPU memory for the rows used last, as bytes or 500MB; 0: "
           "rows are read where they lie")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
-      ->capture_default_str();
-  command
-      .add_option(
-          "--bank-map", bank_map,
-          "how a bank finds a row: vector (fast, 4 bytes per row of the zone) | hash (bytes "
-          "by the bank's size)")
-      ->capture_default_str();
-  command
-      .add_option("--bank-ahead", bank.ahead,
-                  "prefetch=speculative: rows fetched ahead, as a multiple of those attended")
-      ->capture_default_str();
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true));
+  command.add_option(
+      "--bank-map", bank_map,
+      "how a bank finds a row: vector (fast, 4 bytes per row of the zone) | hash (bytes "
+      "by the bank's size)");
+  command.add_option("--bank-ahead", bank.ahead,
+                     "prefetch=speculative: rows fetched ahead, as a multiple of those attended");
   command.add_option(
       "--method,--refine", method,
       "zone=host and device: how rows are chosen: exact (the default; hash with zone=host and "
       "device=cuda) | hip | "
       "infinitehip | hash | channels; on a CPU also pages | landmarks; with parameters "
       "as NAME:key=value,key=value (docs/methods.md)");
-  command
-      .add_option(
-          "--rope", rope,
-          "where keys stand: trained (where the document has them) | infinitehip (zone=host, on a "
-          "GPU also device: at positions within the trained length, on a context of prefill "
-          "--key-position none)")
-      ->capture_default_str();
+  command.add_option(
+      "--rope", rope,
+      "where keys stand: trained (where the document has them) | infinitehip (zone=host, on a "
+      "GPU also device: at positions within the trained length, on a context of prefill "
+      "--key-position none)");
   command.add_flag("--beyond-trained", config.beyond_trained,
                    "rope=trained: go beyond the length that the model was trained for");
   MoveToLab(command, {"gpu-new-tokens", "bank-bytes", "bank-map", "bank-ahead", "method", "rope",
@@ -332,8 +299,7 @@ void DeclareMissingBytes(CLI::App& command, std::string& missing_bytes) {
   command
       .add_option("--missing-bytes", missing_bytes,
                   "bytes that the tokenizer has no token for: refuse | drop")
-      ->check(CLI::IsMember({"refuse", "drop"}))
-      ->capture_default_str();
+      ->check(CLI::IsMember({"refuse", "drop"}));
 }
 
 absl::StatusOr<std::vector<TokenId>> EncodeText(
@@ -372,11 +338,10 @@ absl::StatusOr<model::Seam> EncodePrompt(const RetrievalFlags& flags, const std:
 }
 
 void DeclareDevice(CLI::App& command, std::string& device, int64_t& gpu_memory) {
-  command.add_option("--device", device, "what runs the model: cpu | cuda")->capture_default_str();
+  command.add_option("--device", device, "what runs the model: cpu | cuda");
   command
       .add_option("--gpu-memory", gpu_memory, "bound on the GPU's memory: bytes or 20GB; 0: none")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
-      ->capture_default_str();
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true));
 }
 
 absl::StatusOr<std::shared_ptr<library::StoreAccess>> OpenStore(const RetrievalFlags& flags) {

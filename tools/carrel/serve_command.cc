@@ -229,76 +229,51 @@ void AddServe(CLI::App& app, Run& chosen) {
       "serve", "Answer decoders' queries over the contexts of a store, until SIGTERM or SIGINT");
   command.add_option("--store", flags->folder, "folder of the store");
   flags->replica.Declare(command);
-  command
-      .add_option("--listen", flags->server.listen,
-                  "unix:PATH or HOST:PORT (port 0: any free one); may be repeated")
-      ->capture_default_str();
-  command
-      .add_option("--threads", flags->engine.search_threads, "threads that search; 0: one per core")
-      ->capture_default_str();
-  command
-      .add_option("--memory-budget", flags->memory_mib,
-                  "MiB that the process may hold of the store: loaded indexes and mapped pages of "
-                  "rows and codes; 0: half of what the machine, control group or ulimit allow")
-      ->capture_default_str();
-  command
-      .add_option("--request-budget", flags->request_mib,
-                  "MiB that clients may make the process hold beside that: requests, results, "
-                  "replies that wait; 0: a quarter of the memory budget, at least 64")
-      ->capture_default_str();
+  command.add_option("--listen", flags->server.listen,
+                     "unix:PATH or HOST:PORT (port 0: any free one); may be repeated");
+  command.add_option("--threads", flags->engine.search_threads,
+                     "threads that search; 0: one per core");
+  command.add_option(
+      "--memory-budget", flags->memory_mib,
+      "MiB that the process may hold of the store: loaded indexes and mapped pages of "
+      "rows and codes; 0: half of what the machine, control group or ulimit allow");
+  command.add_option("--request-budget", flags->request_mib,
+                     "MiB that clients may make the process hold beside that: requests, results, "
+                     "replies that wait; 0: a quarter of the memory budget, at least 64");
   command.add_flag("--read-only", flags->read_only,
                    "take no lock and write nothing: several may serve a store, also on read-only "
                    "media, and what another process publishes meanwhile is seen");
-  command
-      .add_option("--queue", flags->engine.queue_limit,
-                  "requests that may wait; one more is refused")
-      ->capture_default_str();
-  command.add_option("--max-open-contexts", flags->engine.max_open_contexts, "contexts kept open")
-      ->capture_default_str();
-  command.add_option("--max-sessions", flags->engine.max_sessions, "decoders at a time")
-      ->capture_default_str();
-  command
-      .add_option(
-          "--max-sessions-per-peer", flags->server.limits.max_sessions_per_peer,
-          "decoders of one IP address, or of all that come over Unix sockets; 0: as many as "
-          "--max-sessions")
-      ->capture_default_str();
-  command
-      .add_option("--max-connections", flags->server.limits.max_connections,
-                  "connections at a time; 0: 4096, or what the limit of file descriptors leaves")
-      ->capture_default_str();
-  command
-      .add_option("--max-streams", flags->server.limits.max_streams,
-                  "sessions and calls of one connection at a time")
-      ->capture_default_str();
-  command
-      .add_option("--idle-timeout", flags->idle_seconds,
-                  "seconds after which a session that asks for nothing is ended; 0: never")
-      ->capture_default_str();
+  command.add_option("--queue", flags->engine.queue_limit,
+                     "requests that may wait; one more is refused");
+  command.add_option("--max-open-contexts", flags->engine.max_open_contexts, "contexts kept open");
+  command.add_option("--max-sessions", flags->engine.max_sessions, "decoders at a time");
+  command.add_option(
+      "--max-sessions-per-peer", flags->server.limits.max_sessions_per_peer,
+      "decoders of one IP address, or of all that come over Unix sockets; 0: as many as "
+      "--max-sessions");
+  command.add_option(
+      "--max-connections", flags->server.limits.max_connections,
+      "connections at a time; 0: 4096, or what the limit of file descriptors leaves");
+  command.add_option("--max-streams", flags->server.limits.max_streams,
+                     "sessions and calls of one connection at a time");
+  command.add_option("--idle-timeout", flags->idle_seconds,
+                     "seconds after which a session that asks for nothing is ended; 0: never");
   command.add_option(
       "--advertise", flags->server.advertise,
       "unix:PATH or HOST:PORT by which decoders reach this very server, told to those "
       "that came through a router (Locate)");
   command.add_flag("--reflection", flags->server.reflection,
                    "tell anyone who asks which services and messages there are");
-  command
-      .add_option("--max-top-k", flags->engine.max_top_k,
-                  "rows per KV head that a query may ask for")
-      ->capture_default_str();
-  command
-      .add_option("--drain", flags->drain_seconds,
-                  "seconds that open sessions have to finish after SIGTERM")
-      ->capture_default_str();
-  command
-      .add_option("--scrub-rate", flags->scrub_mib,
-                  "MiB per second at which all contexts are read again and checked, while no "
-                  "request waits; 0: not at all")
-      ->capture_default_str();
-  command
-      .add_option("--keep-imports", flags->keep_imports,
-                  "how long what an interrupted import left waits for somebody to go on; 0: for "
-                  "ever")
-      ->capture_default_str();
+  command.add_option("--max-top-k", flags->engine.max_top_k,
+                     "rows per KV head that a query may ask for");
+  command.add_option("--drain", flags->drain_seconds,
+                     "seconds that open sessions have to finish after SIGTERM");
+  command.add_option("--scrub-rate", flags->scrub_mib,
+                     "MiB per second at which all contexts are read again and checked, while no "
+                     "request waits; 0: not at all");
+  command.add_option("--keep-imports", flags->keep_imports,
+                     "how long what an interrupted import left waits for somebody to go on; 0: for "
+                     "ever");
   flags->access.Declare(command);
   flags->observe.Declare(command);
   UseConfigFile(command);

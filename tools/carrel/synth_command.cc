@@ -118,27 +118,19 @@ void AddSynth(CLI::App& app, Run& chosen) {
                      "folder of the store of --like, if another");
   command.add_option("--name", config.name, "name of the new context")->required();
   command.add_option("--tokens", config.tokens, "rows per layer and KV head")->required();
-  command.add_option("--layers", config.shape.layers, "0: as many as --like has")
-      ->capture_default_str();
-  command.add_option("--kv-heads", config.shape.kv_heads, "0: as many as --like has")
-      ->capture_default_str();
-  command.add_option("--q-heads", config.shape.q_heads, "0: groups as large as those of --like")
-      ->capture_default_str();
-  command.add_option("--head-dim", config.shape.head_dim, "0: as --like; even")
-      ->capture_default_str();
-  command.add_option("--rope-theta", config.rope_theta, "0: as --like")->capture_default_str();
+  command.add_option("--layers", config.shape.layers, "0: as many as --like has");
+  command.add_option("--kv-heads", config.shape.kv_heads, "0: as many as --like has");
+  command.add_option("--q-heads", config.shape.q_heads, "0: groups as large as those of --like");
+  command.add_option("--head-dim", config.shape.head_dim, "0: as --like; even");
+  command.add_option("--rope-theta", config.rope_theta, "0: as --like");
   flags->index.Declare(command);
-  command.add_option("--summaries", flags->config.summary_rows, kSummariesHelp)
-      ->capture_default_str();
-  command
-      .add_option("--segment-tokens", config.segment_tokens,
-                  "rows per stored segment, a power of two")
-      ->capture_default_str();
-  command
-      .add_option("--sampled-queries", config.sampled_queries, "queries kept per layer and head")
-      ->capture_default_str();
-  command.add_option("--seed", config.seed, "of everything drawn")->capture_default_str();
-  command.add_option("--threads", flags->threads, "0: one per core")->capture_default_str();
+  command.add_option("--summaries", flags->config.summary_rows, kSummariesHelp);
+  command.add_option("--segment-tokens", config.segment_tokens,
+                     "rows per stored segment, a power of two");
+  command.add_option("--sampled-queries", config.sampled_queries,
+                     "queries kept per layer and head");
+  command.add_option("--seed", config.seed, "of everything drawn");
+  command.add_option("--threads", flags->threads, "0: one per core");
   command.add_flag("--quiet", flags->quiet, "no progress");
   command.add_flag("--json", flags->json, "report as one JSON object");
   command.callback([flags, &chosen] { chosen = [flags] { return RunSynthCommand(*flags); }; });

@@ -232,28 +232,22 @@ void AddWorker(CLI::App& app, Run& chosen) {
                      "folder where contexts are made before they are sent; of this worker alone, "
                      "and the same at its next start");
   DeclareDevice(command, flags->device, flags->runner.gpu_memory);
-  command
-      .add_option("--threads", flags->threads,
-                  "0: one per core; with --device cuda five for four cores: some wait for the GPU")
-      ->capture_default_str();
+  command.add_option(
+      "--threads", flags->threads,
+      "0: one per core; with --device cuda five for four cores: some wait for the GPU");
   command.add_option("--name", flags->name,
                      "what jobs and logs call this worker, before its machine and number");
-  command
-      .add_option("--poll", flags->poll,
-                  "how often the bucket is looked at while there is no work; with --nats a tenth "
-                  "as often")
-      ->capture_default_str();
-  command
-      .add_option("--lease", flags->lease,
-                  "for how long a job stays with a worker that is not heard of: 5s to 1h")
-      ->capture_default_str();
+  command.add_option(
+      "--poll", flags->poll,
+      "how often the bucket is looked at while there is no work; with --nats a tenth "
+      "as often");
+  command.add_option("--lease", flags->lease,
+                     "for how long a job stays with a worker that is not heard of: 5s to 1h");
   command.add_option("--metrics", flags->metrics,
                      "HOST:PORT or PORT (on 127.0.0.1) where Prometheus finds /metrics; not given: "
                      "nowhere");
-  command.add_option("--log-format", flags->log.format, "text or json: one object a line")
-      ->capture_default_str();
-  command.add_option("--log-level", flags->log.level, "trace, debug, info, warning, error or off")
-      ->capture_default_str();
+  command.add_option("--log-format", flags->log.format, "text or json: one object a line");
+  command.add_option("--log-level", flags->log.level, "trace, debug, info, warning, error or off");
   UseConfigFile(command);
   command.callback([flags, &chosen] { chosen = [flags] { return RunWorker(*flags); }; });
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <initializer_list>
 #include <memory>
 #include <new>
 #include <string>
@@ -68,6 +69,30 @@ Status Missing(const char* what) {
 
 std::string Text(const char* text) { return text == nullptr ? std::string() : text; }
 
+// What a call needs, with the names of these.
+using Needed = std::initializer_list<std::pair<const void*, const char*>>;
+
+Status CheckNeeded(Needed needed) {
+  for (const auto& [what, name] : needed) {
+    if (what == nullptr) return Missing(name);
+  }
+  return {};
+}
+
+// A new *out of what `make` gives, once all that it needs is there.
+template <typename T, typename F>
+carrel_code Make(T** out, Needed needed, F make) {
+  return Guarded([&]() -> Status {
+    if (out == nullptr) return Missing("out");
+    *out = nullptr;
+    if (Status status = CheckNeeded(needed); !status.ok()) return status;
+    auto made = make();
+    if (!made.ok()) return made.status();
+    *out = new T{*std::move(made)};
+    return {};
+  });
+}
+
 // Options as this library knows them: those of a smaller struct, of an older header, are completed.
 template <typename T>
 T Completed(const T* given, void (*init)(T*)) {
@@ -100,29 +125,14 @@ const char* carrel_last_error(void) { return last_error.c_str(); }
 
 carrel_code carrel_model_load(const char* path, const char* adapter, int threads,
                               carrel_model** out) {
-  return Guarded([&]() -> Status {
-    if (out == nullptr) return Missing("out");
-    *out = nullptr;
-    if (path == nullptr) return Missing("path");
-    Result<std::shared_ptr<Model>> model = Model::Load(path, {Text(adapter), threads});
-    if (!model.ok()) return model.status();
-    *out = new carrel_model{*std::move(model)};
-    return {};
-  });
+  return Make(out, {{path, "path"}}, [&] { return Model::Load(path, {Text(adapter), threads}); });
 }
 
 void carrel_model_free(carrel_model* model) { delete model; }
 
 carrel_code carrel_store_open(const char* folder, int writable, carrel_store** out) {
-  return Guarded([&]() -> Status {
-    if (out == nullptr) return Missing("out");
-    *out = nullptr;
-    if (folder == nullptr) return Missing("folder");
-    Result<std::shared_ptr<Store>> store =
-        Store::Open(folder, writable != 0 ? StoreMode::kReadWrite : StoreMode::kRead);
-    if (!store.ok()) return store.status();
-    *out = new carrel_store{*std::move(store)};
-    return {};
+  return Make(out, {{folder, "folder"}}, [&] {
+    return Store::Open(folder, writable != 0 ? StoreMode::kReadWrite : StoreMode::kRead);
   });
 }
 
@@ -134,17 +144,10 @@ void carrel_login_init(carrel_login* login) {
 
 carrel_code carrel_store_connect(const char* address, const carrel_login* login,
                                  carrel_store** out) {
-  return Guarded([&]() -> Status {
-    if (out == nullptr) return Missing("out");
-    *out = nullptr;
-    if (address == nullptr) return Missing("address");
+  return Make(out, {{address, "address"}}, [&] {
     const carrel_login given = Completed(login, carrel_login_init);
-    Result<std::shared_ptr<Store>> store =
-        Store::Connect(address, {Text(given.tls_ca), Text(given.tls_cert), Text(given.tls_key),
-                                 Text(given.key_file), given.retry_for_s});
-    if (!store.ok()) return store.status();
-    *out = new carrel_store{*std::move(store)};
-    return {};
+    return Store::Connect(address, {Text(given.tls_ca), Text(given.tls_cert), Text(given.tls_key),
+                                    Text(given.key_file), given.retry_for_s});
   });
 }
 
@@ -153,7 +156,10 @@ void carrel_store_free(carrel_store* store) { delete store; }
 carrel_code carrel_store_list(carrel_store* store,
                               int (*show)(const carrel_context_info*, void* user), void* user) {
   return Guarded([&]() -> Status {
-    if (store == nullptr || show == nullptr) return Missing(store == nullptr ? "store" : "show");
+    if (Status status =
+            CheckNeeded({{store, "store"}, {reinterpret_cast<const void*>(show), "show"}});
+        !status.ok())
+      return status;
     const Result<std::vector<ContextInfo>> contexts = store->store->List();
     if (!contexts.ok()) return contexts.status();
     for (const ContextInfo& context : *contexts) {
@@ -170,7 +176,8 @@ carrel_code carrel_store_list(carrel_store* store,
 
 carrel_code carrel_store_delete(carrel_store* store, const char* name) {
   return Guarded([&]() -> Status {
-    if (store == nullptr || name == nullptr) return Missing(store == nullptr ? "store" : "name");
+    if (Status status = CheckNeeded({{store, "store"}, {name, "name"}}); !status.ok())
+      return status;
     return store->store->Delete(name);
   });
 }
@@ -180,8 +187,10 @@ carrel_code carrel_prefill(carrel_model* model, carrel_store* store, const char*
                            void (*progress)(double share, const char* where, void* user),
                            void* user) {
   return Guarded([&]() -> Status {
-    if (model == nullptr || store == nullptr) return Missing(model == nullptr ? "model" : "store");
-    if (name == nullptr || text == nullptr) return Missing(name == nullptr ? "name" : "text");
+    if (Status status =
+            CheckNeeded({{model, "model"}, {store, "store"}, {name, "name"}, {text, "text"}});
+        !status.ok())
+      return status;
     const Result<std::vector<Token>> tokens = model->model->EncodeDocument({text, text_size});
     if (!tokens.ok()) return tokens.status();
     PrefillOptions options;
@@ -227,19 +236,12 @@ Result<ReaderOptions> Inside(const carrel_reader_options* options) {
 
 carrel_code carrel_reader_open(carrel_model* model, carrel_store* store, const char* context,
                                const carrel_reader_options* options, carrel_reader** out) {
-  return Guarded([&]() -> Status {
-    if (out == nullptr) return Missing("out");
-    *out = nullptr;
-    if (model == nullptr || store == nullptr) return Missing(model == nullptr ? "model" : "store");
-    if (context == nullptr) return Missing("context");
-    const Result<ReaderOptions> inside = Inside(options);
-    if (!inside.ok()) return inside.status();
-    Result<std::unique_ptr<Reader>> reader =
-        Reader::Open(model->model, store->store, context, *inside);
-    if (!reader.ok()) return reader.status();
-    *out = new carrel_reader{*std::move(reader)};
-    return {};
-  });
+  return Make(out, {{model, "model"}, {store, "store"}, {context, "context"}},
+              [&]() -> Result<std::unique_ptr<Reader>> {
+                const Result<ReaderOptions> inside = Inside(options);
+                if (!inside.ok()) return inside.status();
+                return Reader::Open(model->model, store->store, context, *inside);
+              });
 }
 
 void carrel_reader_free(carrel_reader* reader) { delete reader; }
@@ -276,16 +278,10 @@ GenerateOptions Inside(const carrel_generate_options* options) {
 
 carrel_code carrel_generate(carrel_reader* reader, const char* prompt, size_t prompt_size,
                             const carrel_generate_options* options, carrel_answer** out) {
-  return Guarded([&]() -> Status {
-    if (out == nullptr) return Missing("out");
-    *out = nullptr;
-    if (reader == nullptr || prompt == nullptr) {
-      return Missing(reader == nullptr ? "reader" : "prompt");
-    }
+  return Make(out, {{reader, "reader"}, {prompt, "prompt"}}, [&]() -> Result<Reply> {
     Result<Answer> answer = reader->reader->Generate({prompt, prompt_size}, Inside(options));
     if (!answer.ok()) return answer.status();
-    *out = new carrel_answer{{*std::move(answer)}};
-    return {};
+    return Reply{*std::move(answer)};
   });
 }
 
@@ -304,20 +300,14 @@ void carrel_answer_free(carrel_answer* answer) { delete answer; }
 carrel_code carrel_engine_start(carrel_model* model, carrel_store* store,
                                 const carrel_reader_options* reading, int64_t answers,
                                 carrel_engine** out) {
-  return Guarded([&]() -> Status {
-    if (out == nullptr) return Missing("out");
-    *out = nullptr;
-    if (model == nullptr || store == nullptr) return Missing(model == nullptr ? "model" : "store");
-    const Result<ReaderOptions> inside = Inside(reading);
-    if (!inside.ok()) return inside.status();
-    EngineOptions options = {.reading = *inside};
-    if (answers != 0) options.answers = answers;
-    Result<std::unique_ptr<carrel::Engine>> engine =
-        carrel::Engine::Start(model->model, store->store, options);
-    if (!engine.ok()) return engine.status();
-    *out = new carrel_engine{*std::move(engine)};
-    return {};
-  });
+  return Make(out, {{model, "model"}, {store, "store"}},
+              [&]() -> Result<std::unique_ptr<carrel::Engine>> {
+                const Result<ReaderOptions> inside = Inside(reading);
+                if (!inside.ok()) return inside.status();
+                EngineOptions options = {.reading = *inside};
+                if (answers != 0) options.answers = answers;
+                return carrel::Engine::Start(model->model, store->store, options);
+              });
 }
 
 void carrel_engine_free(carrel_engine* engine) { delete engine; }
@@ -371,17 +361,8 @@ const char* carrel_answer_source(const carrel_answer* answer, size_t i, double* 
 
 carrel_code carrel_session_open(carrel_store* store, const char* context, const char* content_id,
                                 int64_t sink, int64_t local, carrel_session** out) {
-  return Guarded([&]() -> Status {
-    if (out == nullptr) return Missing("out");
-    *out = nullptr;
-    if (store == nullptr || context == nullptr) {
-      return Missing(store == nullptr ? "store" : "context");
-    }
-    Result<std::unique_ptr<Session>> session =
-        Session::OpenPinned(store->store, context, Text(content_id), {sink, local});
-    if (!session.ok()) return session.status();
-    *out = new carrel_session{*std::move(session)};
-    return {};
+  return Make(out, {{store, "store"}, {context, "context"}}, [&] {
+    return Session::OpenPinned(store->store, context, Text(content_id), {sink, local});
   });
 }
 
@@ -452,19 +433,11 @@ carrel_code carrel_session_fetch(carrel_session* session, int32_t layer, const i
 
 carrel_code carrel_server_start(const char* folder, const char* listen, int read_only,
                                 carrel_server** out) {
-  return Guarded([&]() -> Status {
-    if (out == nullptr) return Missing("out");
-    *out = nullptr;
-    if (folder == nullptr || listen == nullptr) {
-      return Missing(folder == nullptr ? "folder" : "listen");
-    }
+  return Make(out, {{folder, "folder"}, {listen, "listen"}}, [&] {
     ServerOptions options;
     options.listen = {listen};
     options.read_only = read_only != 0;
-    Result<std::unique_ptr<Server>> server = Server::Start(folder, options);
-    if (!server.ok()) return server.status();
-    *out = new carrel_server{*std::move(server)};
-    return {};
+    return Server::Start(folder, options);
   });
 }
 

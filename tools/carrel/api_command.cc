@@ -13,6 +13,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
@@ -142,29 +143,29 @@ std::string Announce(const ApiFlags& flags, const Door& door, const http_api::Ap
   std::string page;
   for (const std::string& address : service.addresses()) {
     if (absl::StartsWith(address, "unix:")) {
-      std::fprintf(stderr, "carrel api: on %s: who may open the socket may do everything\n",
-                   address.c_str());
+      absl::FPrintF(stderr, "carrel api: on %s: who may open the socket may do everything\n",
+                    address);
       continue;
     }
-    std::fprintf(stderr, "carrel api: model %s on http://%s/v1\n", flags.config.model_name.c_str(),
-                 address.c_str());
+    absl::FPrintF(stderr, "carrel api: model %s on http://%s/v1\n", flags.config.model_name,
+                  address);
     if (page.empty()) {
       page = absl::StrCat("http://", address, "/", door.token.empty() ? "" : "#token=", door.token);
     }
   }
-  if (!page.empty()) std::fprintf(stderr, "carrel api: a page for people on %s\n", page.c_str());
+  if (!page.empty()) absl::FPrintF(stderr, "carrel api: a page for people on %s\n", page);
   if (!flags.keys.empty()) {
-    std::fprintf(stderr, "carrel api: who may do what: %s\n", flags.keys.c_str());
+    absl::FPrintF(stderr, "carrel api: who may do what: %s\n", flags.keys);
   } else if (flags.anyone_may_write) {
-    std::fprintf(stderr,
-                 "carrel api: ANYBODY who reaches the address may ask, add and DELETE documents "
-                 "(--anyone-may-add-and-delete)\n");
+    absl::FPrintF(stderr,
+                  "carrel api: ANYBODY who reaches the address may ask, add and DELETE documents "
+                  "(--anyone-may-add-and-delete)\n");
   } else {
-    std::fprintf(
+    absl::FPrintF(
         stderr,
         "carrel api: anybody who reaches the address may list and ask; adding and deleting "
         "need the token%s%s\n",
-        door.token_file.empty() ? "" : ", which is also in ", door.token_file.c_str());
+        door.token_file.empty() ? "" : ", which is also in ", door.token_file);
   }
   return page;
 }
@@ -184,8 +185,8 @@ void OpenInBrowser(const std::string& page) {
 void ReadAgain(const Door& door) {
   if (door.audit != nullptr) {
     if (const absl::Status status = door.audit->Reopen(); !status.ok()) {
-      std::fprintf(stderr, "carrel api: SIGHUP: %s; lines go on to where they went\n",
-                   std::string(status.message()).c_str());
+      absl::FPrintF(stderr, "carrel api: SIGHUP: %s; lines go on to where they went\n",
+                    status.message());
     }
   }
   door.access->Reload().IgnoreError();  // it logs
@@ -278,7 +279,7 @@ absl::Status Serve(const ApiFlags& flags, const Door& door, const SignalPipe& si
   if (flags.open_page && !page.empty()) OpenInBrowser(page);
   int signal = signals.Wait();
   for (; signal == SIGHUP; signal = signals.Wait()) ReadAgain(door);
-  std::fprintf(stderr, "carrel api: %s: stopping\n", strsignal(signal));
+  absl::FPrintF(stderr, "carrel api: %s: stopping\n", strsignal(signal));
   if (residence != nullptr) residence->End();  // nobody waits for a bucket any more
   return absl::OkStatus();
 }

@@ -7,12 +7,12 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_format.h"
-#include "common/json.h"
 #include "common/status.h"
 #include "model/safetensors.h"
 #include "tools/carrel/chat_partner.h"
 #include "tools/carrel/chat_text.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/json_report.h"
 #include "tools/carrel/known_names.h"
 #include "tools/carrel/lab.h"
 #include "tools/carrel/report.h"
@@ -70,9 +70,9 @@ nlohmann::json DerivedJson(const library::DerivedWeights& derived) {
           {"spread", seen.spread}};
 }
 
-void PrintJson(const AskFlags& flags, int64_t prompt_tokens, const serving::AnswerJob::Done& answer,
-               const serving::OpenedContext& context, double open_seconds,
-               const serving::Engine& engine) {
+void PrintAnswer(const AskFlags& flags, int64_t prompt_tokens,
+                 const serving::AnswerJob::Done& answer, const serving::OpenedContext& context,
+                 double open_seconds, const serving::Engine& engine) {
   const decoder::GenerateResult& result = answer.result;
   nlohmann::json json = {
       {"text",
@@ -95,7 +95,7 @@ void PrintJson(const AskFlags& flags, int64_t prompt_tokens, const serving::Answ
   if (context.plan.has_value()) json["plan"] = PlanJson(*context.plan);
   // Text that is not UTF-8 (a model may stop inside a character) is shown with replacement
   // characters; the ids are exact.
-  std::printf("%s\n", DumpJson(json).c_str());
+  PrintJson(json);
 }
 
 // Empty, unless the answer has no text: then why it ended.
@@ -120,7 +120,7 @@ std::string WhyEmpty(const std::string& text, const decoder::GenerateResult& res
 }
 
 void Tell(const std::string& what) {
-  if (!what.empty()) std::fprintf(stderr, "carrel: %s\n", what.c_str());
+  if (!what.empty()) absl::FPrintF(stderr, "carrel: %s\n", what);
 }
 
 // Of a running carrel api, which has model and store.
@@ -148,7 +148,7 @@ absl::Status AskApi(const AskFlags& flags) {
   }
   RETURN_IF_ERROR(answered.status());
   const ChatAnswer& answer = *answered;
-  if (!flags.json) std::printf("\n");
+  if (!flags.json) absl::PrintF("\n");
   std::fflush(stdout);
   Tell(answer.sampling);
   if (absl::StripAsciiWhitespace(answer.text).empty()) {
@@ -167,7 +167,7 @@ absl::Status AskApi(const AskFlags& flags) {
                          {"prompt_seconds", answer.prompt_ms / 1e3},
                          {"ms_per_token", answer.ms_per_token}};
   if (flags.sources > 0) json["sources"] = SourcesJson(answer.sources);
-  std::printf("%s\n", DumpJson(json).c_str());
+  PrintJson(json);
   return absl::OkStatus();
 }
 
@@ -259,12 +259,11 @@ void PrintStats(const decoder::GenerateResult& result, const model::Seam& prompt
                 int64_t prompt_tokens, const serving::Sampling& sampling,
                 const serving::OpenedContext& context, const serving::Engine& engine) {
   if (context.plan.has_value()) std::fputs(decoder::PlanTable(*context.plan).c_str(), stderr);
-  if (!context.method.empty()) std::fprintf(stderr, "rows: %s\n", context.method.c_str());
-  std::fprintf(stderr, "%s%s%d prompt tokens in %.3f s, %d tokens in %.3f s, %s\n",
-               StatisticsTable(engine.statistics(), true).c_str(), SeamText(prompt).c_str(),
-               static_cast<int>(prompt_tokens), result.prompt_seconds,
-               static_cast<int>(result.ids.size()), result.generate_seconds,
-               DescribeSampling(sampling).c_str());
+  if (!context.method.empty()) absl::FPrintF(stderr, "rows: %s\n", context.method);
+  absl::FPrintF(stderr, "%s%s%d prompt tokens in %.3f s, %d tokens in %.3f s, %s\n",
+                StatisticsTable(engine.statistics(), true), SeamText(prompt), prompt_tokens,
+                result.prompt_seconds, result.ids.size(), result.generate_seconds,
+                DescribeSampling(sampling));
 }
 
 absl::Status RunAsk(AskFlags& flags) {
@@ -293,11 +292,11 @@ absl::Status RunAsk(AskFlags& flags) {
   const auto prompt_tokens = static_cast<int64_t>(prompt.tokens.size());
   if (!flags.logits.empty())
     RETURN_IF_ERROR(WriteLogits(flags.logits, answer.result.logits, checkpoint.config.vocab_size));
-  if (!flags.json) std::printf("\n");
+  if (!flags.json) absl::PrintF("\n");
   std::fflush(stdout);
   Tell(WhyEmpty(answer.text, answer.result, checkpoint.tokenizer.get(), retrieval.max_tokens));
   if (flags.json) {
-    PrintJson(flags, prompt_tokens, answer, context, absl::ToDoubleSeconds(open_time), *engine);
+    PrintAnswer(flags, prompt_tokens, answer, context, absl::ToDoubleSeconds(open_time), *engine);
     return absl::OkStatus();
   }
   if (flags.sources > 0) std::fputs(SourcesTable(answer.sources, kColumns).c_str(), stderr);

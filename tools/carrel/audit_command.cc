@@ -6,17 +6,18 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "audit/audit.h"
 #include "audit/audit_report.h"
 #include "audit/html_report.h"
 #include "audit/summary.h"
 #include "common/file.h"
-#include "common/json.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "common/thread_pool.h"
 #include "kvstore/storage/store.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/json_report.h"
 #include "tools/carrel/known_names.h"
 #include "tools/carrel/page_file.h"
 #include "tools/carrel/retrieval_flags.h"
@@ -66,7 +67,7 @@ absl::Status RunAuditCommand(const AuditFlags& flags) {
     RETURN_IF_ERROR(WriteFileAtomically(*flags.html, audit::HtmlReport(*report)));
   }
   if (flags.json) {
-    std::printf("%s\n", DumpJson(audit::AuditJson(*report)).c_str());
+    PrintJson(audit::AuditJson(*report));
   } else {
     std::fputs(audit::AuditTables(*report).c_str(), stdout);
   }

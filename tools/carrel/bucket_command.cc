@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "carrel/v1/context.pb.h"
-#include "common/json.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "kvstore/remote/pull.h"
@@ -20,6 +20,7 @@
 #include "serving/jobs/job_sweep.h"
 #include "tools/carrel/bucket_flags.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/json_report.h"
 #include "tools/carrel/known_names.h"
 #include "tools/carrel/store_flags.h"
 
@@ -79,20 +80,16 @@ absl::Status RunPush(const MoveFlags& flags) {
   progress.Clear();
   RETURN_IF_ERROR(pushed.status());
   const std::string name = flags.as.empty() ? flags.name : flags.as;
-  if (flags.json) {
-    std::printf("%s\n", DumpJson(nlohmann::json{{"name", name},
-                                                {"content_id", pushed->content_id},
-                                                {"bytes", pushed->bytes},
-                                                {"sent_bytes", pushed->sent_bytes},
-                                                {"was_there", pushed->was_there}})
-                            .c_str());
-    return absl::OkStatus();
-  }
-  std::printf("%s %s: %s, of which %s sent, content id %s\n",
-              pushed->was_there ? "there already:" : "pushed", name.c_str(),
-              FormatBytes(pushed->bytes).c_str(), FormatBytes(pushed->sent_bytes).c_str(),
-              pushed->content_id.c_str());
-  return absl::OkStatus();
+  return Report(flags.json,
+                {{"name", name},
+                 {"content_id", pushed->content_id},
+                 {"bytes", pushed->bytes},
+                 {"sent_bytes", pushed->sent_bytes},
+                 {"was_there", pushed->was_there}},
+                absl::StrFormat("%s %s: %s, of which %s sent, content id %s\n",
+                                pushed->was_there ? "there already:" : "pushed", name,
+                                FormatBytes(pushed->bytes), FormatBytes(pushed->sent_bytes),
+                                pushed->content_id));
 }
 
 absl::Status RunPull(const MoveFlags& flags) {
@@ -100,32 +97,26 @@ absl::Status RunPull(const MoveFlags& flags) {
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Bucket> bucket, flags.bucket.Open(flags.uri));
   Progress progress = ProgressOf(flags);
   kvstore::PullOptions options{.threads = flags.streams, .ahead = 2 * flags.streams};
-  options.tell = [](const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); };
+  options.tell = [](const std::string& text) { absl::FPrintF(stderr, "%s\n", text); };
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::BucketStream> stream,
                    kvstore::BucketStream::Open(*bucket, flags.name, options));
-  ASSIGN_OR_RETURN(const std::unique_ptr<library::StoreAccess> store,
-                   library::StoreAccess::Open(flags.store, kvstore::StoreMode::kReadWrite));
-  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client, store->NewContextClient());
+  ASSIGN_OR_RETURN(const ConnectedStore at, flags.store.Connect(kvstore::StoreMode::kReadWrite));
   absl::StatusOr<v1::ImportReply> imported;
   const absl::Status status =
       kvstore::PullContext(*stream, options, [&](const kvstore::StreamSourceFn& source) {
-        imported = client->Import(flags.as, source, [&](int64_t position, int64_t bytes) {
+        imported = at.client->Import(flags.as, source, [&](int64_t position, int64_t bytes) {
           if (bytes > 0) progress.Update(static_cast<double>(position) / bytes, flags.uri);
         });
         return imported.status();
       });
   progress.Clear();
   RETURN_IF_ERROR(status);
-  if (flags.json) {
-    std::printf("%s\n", DumpJson(nlohmann::json{{"name", imported->name()},
-                                                {"content_id", imported->content_id()},
-                                                {"bytes", imported->bytes()}})
-                            .c_str());
-    return absl::OkStatus();
-  }
-  std::printf("pulled %s: %s, content id %s\n", imported->name().c_str(),
-              FormatBytes(imported->bytes()).c_str(), imported->content_id().c_str());
-  return absl::OkStatus();
+  return Report(flags.json,
+                {{"name", imported->name()},
+                 {"content_id", imported->content_id()},
+                 {"bytes", imported->bytes()}},
+                absl::StrFormat("pulled %s: %s, content id %s\n", imported->name(),
+                                FormatBytes(imported->bytes()), imported->content_id()));
 }
 
 struct GcFlags {
@@ -150,35 +141,31 @@ absl::Status RunGc(const GcFlags& flags) {
   if (flags.json) {
     nlohmann::json unreadable = nlohmann::json::array();
     for (const absl::Status& status : swept.unreadable) unreadable.push_back(status.message());
-    std::printf("%s\n", DumpJson(nlohmann::json{{"dry_run", flags.dry_run},
-                                                {"contexts", swept.contexts},
-                                                {"files", swept.files},
-                                                {"bytes", swept.bytes},
-                                                {"uploads", swept.uploads},
-                                                {"names", swept.names},
-                                                {"records", swept.records},
-                                                {"jobs", jobs.ended},
-                                                {"job_leftovers", jobs.leftovers},
-                                                {"young", swept.young},
-                                                {"pushed", swept.pushed},
-                                                {"unreadable", unreadable}})
-                            .c_str());
+    PrintJson({{"dry_run", flags.dry_run},
+               {"contexts", swept.contexts},
+               {"files", swept.files},
+               {"bytes", swept.bytes},
+               {"uploads", swept.uploads},
+               {"names", swept.names},
+               {"records", swept.records},
+               {"jobs", jobs.ended},
+               {"job_leftovers", jobs.leftovers},
+               {"young", swept.young},
+               {"pushed", swept.pushed},
+               {"unreadable", unreadable}});
   } else {
-    std::printf(
-        "%s %lld contexts without a name, %lld files (%s), %lld uploads; spared %lld "
-        "within the grace, %lld being pushed\n",
-        flags.dry_run ? "would remove" : "removed", static_cast<long long>(swept.contexts),
-        static_cast<long long>(swept.files), FormatBytes(swept.bytes).c_str(),
-        static_cast<long long>(swept.uploads), static_cast<long long>(swept.young),
-        static_cast<long long>(swept.pushed));
+    absl::PrintF(
+        "%s %d contexts without a name, %d files (%s), %d uploads; spared %d "
+        "within the grace, %d being pushed\n",
+        flags.dry_run ? "would remove" : "removed", swept.contexts, swept.files,
+        FormatBytes(swept.bytes), swept.uploads, swept.young, swept.pushed);
     if (jobs.ended > 0 || jobs.leftovers > 0) {
-      std::printf("%s %lld jobs that ended, %lld objects of no job\n",
-                  flags.dry_run ? "would remove" : "removed", static_cast<long long>(jobs.ended),
-                  static_cast<long long>(jobs.leftovers));
+      absl::PrintF("%s %d jobs that ended, %d objects of no job\n",
+                   flags.dry_run ? "would remove" : "removed", jobs.ended, jobs.leftovers);
     }
   }
   for (const absl::Status& status : swept.unreadable) {
-    std::fprintf(stderr, "left alone: %s\n", std::string(status.message()).c_str());
+    absl::FPrintF(stderr, "left alone: %s\n", status.message());
   }
   if (swept.unreadable.empty()) return absl::OkStatus();
   return absl::DataLossError(

@@ -15,6 +15,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/status.h"
 #include "tools/carrel/chat_partner.h"
 #include "tools/carrel/commands.h"
@@ -150,10 +151,10 @@ class Chat {
 
   absl::Status Run() {
     if (terminal_) {
-      std::printf("%s%s. /help says what else there is.\n", Harmless(partner_->name()).c_str(),
-                  flags_.settings.context.empty()
-                      ? ", without a document"
-                      : absl::StrCat(" about ", flags_.settings.context).c_str());
+      absl::PrintF("%s%s. /help says what else there is.\n", Harmless(partner_->name()),
+                   flags_.settings.context.empty()
+                       ? ", without a document"
+                       : absl::StrCat(" about ", flags_.settings.context));
     }
     TellSampling(partner_->sampling(flags_.settings.sampling));
     for (;;) {
@@ -165,11 +166,11 @@ class Chat {
       if (Command(said)) continue;
       const absl::Status status = Ask(said);
       if (absl::IsCancelled(status)) {
-        std::printf("\n(stopped)\n");
+        absl::PrintF("\n(stopped)\n");
         continue;
       }
       if (!status.ok() && !terminal_) return status;
-      if (!status.ok()) std::printf("%s\n", Harmless(std::string(status.message())).c_str());
+      if (!status.ok()) absl::PrintF("%s\n", Harmless(status.message()));
     }
   }
 
@@ -185,10 +186,8 @@ class Chat {
     if (absl::SimpleAtoi(said, &number) && number >= 1 &&
         number <= static_cast<int64_t>(sources_.size())) {
       const AnswerSource& source = sources_[static_cast<size_t>(number - 1)];
-      std::printf("[%d] bytes %d to %d of %s, %.0f%%\n%s\n", static_cast<int>(number),
-                  static_cast<int>(source.begin), static_cast<int>(source.end),
-                  flags_.settings.context.c_str(), 100 * source.share,
-                  Harmless(source.text).c_str());
+      absl::PrintF("[%d] bytes %d to %d of %s, %.0f%%\n%s\n", number, source.begin, source.end,
+                   flags_.settings.context, 100 * source.share, Harmless(source.text));
       return true;
     }
     if (said[0] != '/') return false;
@@ -196,9 +195,9 @@ class Chat {
       ShowSources();
     } else if (said == "/new") {
       Begin();
-      std::printf("(a new conversation)\n");
+      absl::PrintF("(a new conversation)\n");
     } else {
-      if (said != "/help") std::printf("There is no %s.\n", Harmless(said).c_str());
+      if (said != "/help") absl::PrintF("There is no %s.\n", Harmless(said));
       std::fputs(kHelp, stdout);
     }
     return true;
@@ -209,7 +208,7 @@ class Chat {
     if (how.empty() || told_sampling_) return;
     told_sampling_ = true;
     std::fflush(stdout);
-    std::fprintf(stderr, "carrel: %s\n", Harmless(how).c_str());
+    absl::FPrintF(stderr, "carrel: %s\n", Harmless(how));
   }
 
   void ShowSources() const {
@@ -232,20 +231,20 @@ class Chat {
         partner_->Answer(messages_, flags_.settings, show, [] { return !interrupted.load(); });
     if (!answer.ok()) {
       messages_.pop_back();  // as if it had not been asked
-      if (!shown.empty() && !absl::IsCancelled(answer.status())) std::printf("\n");
+      if (!shown.empty() && !absl::IsCancelled(answer.status())) absl::PrintF("\n");
       return answer.status();
     }
-    std::printf("\n");
+    absl::PrintF("\n");
     messages_.push_back({"assistant", answer->text});
     sources_ = answer->sources;
     TellSampling(answer->sampling);
-    if (answer->cut_off) std::printf("(cut off at --max-tokens)\n");
+    if (answer->cut_off) absl::PrintF("(cut off at --max-tokens)\n");
     if (flags_.settings.sources > 0) ShowSources();
     if (terminal_) {
-      std::printf(
+      absl::PrintF(
           "\x1b[2m%s of %s prompt tokens known, first token after %.0f ms, %.1f ms per "
           "token\x1b[0m\n",
-          absl::StrCat(answer->cached_tokens).c_str(), absl::StrCat(answer->prompt_tokens).c_str(),
+          absl::StrCat(answer->cached_tokens), absl::StrCat(answer->prompt_tokens),
           answer->prompt_ms, answer->ms_per_token);
     }
     std::fflush(stdout);

@@ -3,18 +3,22 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "carrel/v1/context.pb.h"
-#include "common/json.h"
+#include "common/progress.h"
 #include "common/status.h"
 #include "kvstore/format/manifest.h"
-#include "kvstore/remote/bucket.h"
-#include "kvstore/service/context_client.h"
-#include "tools/carrel/bucket_contexts.h"
+#include "kvstore/index/rows/rows.h"
+#include "kvstore/remote/sweep.h"
+#include "kvstore/storage/token_ids.h"
+#include "model/safetensors.h"
 #include "tools/carrel/bucket_flags.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/contexts_report.h"
-#include "tools/carrel/dump_rows.h"
+#include "tools/carrel/json_report.h"
 #include "tools/carrel/known_names.h"
 #include "tools/carrel/manifest_report.h"
 #include "tools/carrel/plan_flags.h"
@@ -37,20 +41,75 @@ struct ContextsFlags {
   PlanFlags planned;
 };
 
-absl::Status RunLs(const ContextsFlags& flags) {
-  if (kvstore::BucketAddress::IsOne(flags.store.folder)) {
-    return ListInBucket(flags.bucket, flags.store.folder, flags.json);
+absl::Status ListInBucket(const ContextsFlags& flags) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Bucket> bucket,
+                   flags.bucket.Open(flags.store.folder));
+  std::vector<absl::Status> unreadable;
+  ASSIGN_OR_RETURN(const std::vector<kvstore::BoundName> names, bucket->ListNames(&unreadable));
+  nlohmann::json contexts = nlohmann::json::array(), damaged = nlohmann::json::array();
+  std::string table =
+      absl::StrFormat("%-24s %10s %10s  %s\n", "NAME", "TOKENS", "SIZE", "CONTENT ID");
+  for (const kvstore::BoundName& name : names) {
+    contexts.push_back({{"name", name.name},
+                        {"content_id", name.content_id},
+                        {"context_id", name.context_id},
+                        {"tokens", name.tokens},
+                        {"files", name.files},
+                        {"bytes", name.bytes}});
+    absl::StrAppendFormat(&table, "%-24s %10d %10s  %s\n", name.name, name.tokens,
+                          FormatBytes(name.bytes), name.content_id.substr(0, 12));
   }
+  for (const absl::Status& status : unreadable) damaged.push_back(status.message());
+  RETURN_IF_ERROR(Report(flags.json, {{"contexts", contexts}, {"unreadable", damaged}}, table));
+  TellUnreadable(unreadable);
+  return absl::OkStatus();
+}
+
+absl::Status RunLs(const ContextsFlags& flags) {
+  if (kvstore::BucketAddress::IsOne(flags.store.folder)) return ListInBucket(flags);
   RETURN_IF_ERROR(flags.bucket.RefuseWithoutBucket());
-  RETURN_IF_ERROR(flags.store.Validate());
-  ASSIGN_OR_RETURN(const std::unique_ptr<library::StoreAccess> store,
-                   library::StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
-  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client, store->NewContextClient());
-  ASSIGN_OR_RETURN(const v1::ListResponse list, client->List());
-  std::fputs((flags.json ? ContextsJson(list) : ContextsTable(list)).c_str(), stdout);
-  if (!flags.json) std::fputs(UnfinishedPrefills(list).c_str(), stdout);
+  ASSIGN_OR_RETURN(const ConnectedStore at, flags.store.Connect(kvstore::StoreMode::kReadOnly));
+  ASSIGN_OR_RETURN(const v1::ListResponse list, at.client->List());
+  RETURN_IF_ERROR(Report(flags.json, ContextsJson(list),
+                         absl::StrCat(ContextsTable(list), UnfinishedPrefills(list))));
   std::fputs(UnreadableContexts(list).c_str(), stderr);
   return absl::OkStatus();
+}
+
+// Every stored K and V row as one safetensors file: k.LAYER, v.LAYER [kv_heads, tokens, head_dim] bf16, token_ids
+// [tokens] i32. Every byte is verified before it is written.
+absl::Status DumpRows(const ContextsFlags& flags) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Store> store,
+                   kvstore::Store::Open(flags.store.folder, kvstore::StoreMode::kReadOnly));
+  ASSIGN_OR_RETURN(const std::shared_ptr<const kvstore::StoredContext> stored,
+                   store->OpenContext(flags.name));
+  const v1::Manifest& manifest = stored->manifest();
+  std::vector<std::string> bytes(1);
+  std::vector<model::NamedTensor> tensors = {{"token_ids", {DType::kI32, {manifest.tokens()}, {}}}};
+  ASSIGN_OR_RETURN(bytes[0], kvstore::ReadTokenIds(*stored, 0, manifest.tokens()));
+  for (Layer layer(0); layer.value() < static_cast<int32_t>(manifest.layers());
+       layer = layer.next()) {
+    for (const bool keys : {true, false}) {
+      std::string& tensor = bytes.emplace_back();
+      for (KvHead head(0); head.value() < static_cast<int32_t>(manifest.kv_heads());
+           head = head.next()) {
+        ASSIGN_OR_RETURN(const kvstore::Rows rows,
+                         keys ? kvstore::Rows::OpenKeys(*stored, layer, head)
+                              : kvstore::Rows::OpenValues(*stored, layer, head));
+        const RowRange all{0, rows.count()};
+        RETURN_IF_ERROR(rows.Verify(all));
+        rows.ForEachPiece(all, [&](Position, const void* address, int64_t count) {
+          tensor.append(static_cast<const char*>(address),
+                        static_cast<size_t>(count * rows.row_bytes()));
+        });
+      }
+      tensors.push_back(
+          {absl::StrCat(keys ? "k." : "v.", layer.value()),
+           {DType::kBf16, {manifest.kv_heads(), manifest.tokens(), manifest.head_dim()}, {}}});
+    }
+  }
+  for (size_t i = 0; i < tensors.size(); ++i) tensors[i].view.bytes = bytes[i];
+  return model::WriteSafetensors(flags.rows, tensors);
 }
 
 absl::Status RunInspect(const ContextsFlags& flags) {
@@ -58,23 +117,16 @@ absl::Status RunInspect(const ContextsFlags& flags) {
   if (!flags.rows.empty() && flags.store.folder.empty()) {
     return absl::InvalidArgumentError("--rows reads the stored rows and needs --store");
   }
-  ASSIGN_OR_RETURN(const std::unique_ptr<library::StoreAccess> store,
-                   library::StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
-  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client, store->NewContextClient());
-  ASSIGN_OR_RETURN(const v1::Manifest manifest, client->Get(flags.name));
+  ASSIGN_OR_RETURN(const ConnectedStore at, flags.store.Connect(kvstore::StoreMode::kReadOnly));
+  ASSIGN_OR_RETURN(const v1::Manifest manifest, at.client->Get(flags.name));
   RETURN_IF_ERROR(kvstore::CheckContentId(flags.content_id, manifest));
   if (flags.plan) {
     ASSIGN_OR_RETURN(const decoder::Plan plan, PlanOf(flags.planned, flags.store, flags.name));
-    if (flags.json) {
-      std::printf("%s\n", DumpJson(PlanJson(plan)).c_str());
-    } else {
-      std::fputs(decoder::PlanTable(plan).c_str(), stdout);
-    }
-    return absl::OkStatus();
+    return Report(flags.json, PlanJson(plan), decoder::PlanTable(plan));
   }
-  if (!flags.rows.empty()) RETURN_IF_ERROR(DumpRows(flags.store.folder, flags.name, flags.rows));
+  if (!flags.rows.empty()) RETURN_IF_ERROR(DumpRows(flags));
   if (flags.json) {
-    std::printf("%s\n", ManifestJson(manifest).c_str());
+    PrintJson(ManifestJson(manifest));
   } else {
     PrintManifest(manifest);
   }
@@ -82,21 +134,21 @@ absl::Status RunInspect(const ContextsFlags& flags) {
 }
 
 absl::Status RunRm(const ContextsFlags& flags) {
+  nlohmann::json json = {{"removed", flags.name}};
+  std::string text = absl::StrCat("removed ", flags.name);
   if (kvstore::BucketAddress::IsOne(flags.store.folder)) {
-    return RemoveInBucket(flags.bucket, flags.store.folder, flags.name, flags.json);
-  }
-  RETURN_IF_ERROR(flags.bucket.RefuseWithoutBucket());
-  RETURN_IF_ERROR(flags.store.Validate());
-  ASSIGN_OR_RETURN(const std::unique_ptr<library::StoreAccess> store,
-                   library::StoreAccess::Open(flags.store, kvstore::StoreMode::kReadWrite));
-  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client, store->NewContextClient());
-  RETURN_IF_ERROR(client->Delete(flags.name));
-  if (flags.json) {
-    std::printf("%s\n", DumpJson(nlohmann::json{{"removed", flags.name}}).c_str());
+    ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Bucket> bucket,
+                     flags.bucket.Open(flags.store.folder));
+    ASSIGN_OR_RETURN(const kvstore::Removed removed, kvstore::RemoveContext(*bucket, flags.name));
+    json["content_id"] = removed.content_id;
+    json["files_stay"] = removed.files_stay;
+    if (removed.files_stay) text += "; somebody pushes it: its files stay until carrel gc";
   } else {
-    std::printf("removed %s\n", flags.name.c_str());
+    RETURN_IF_ERROR(flags.bucket.RefuseWithoutBucket());
+    ASSIGN_OR_RETURN(const ConnectedStore at, flags.store.Connect(kvstore::StoreMode::kReadWrite));
+    RETURN_IF_ERROR(at.client->Delete(flags.name));
   }
-  return absl::OkStatus();
+  return Report(flags.json, json, text + "\n");
 }
 
 CLI::App& Declare(CLI::App& app, const char* name, const char* description,

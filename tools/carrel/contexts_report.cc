@@ -5,38 +5,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "carrel/v1/context.pb.h"
-#include "common/json.h"
 #include "common/progress.h"
+#include "tools/carrel/json_report.h"
 #include "tools/carrel/manifest_report.h"
 
 namespace carrel::tools {
 
-std::string ContextsJson(const v1::ListResponse& list) {
-  nlohmann::json contexts = nlohmann::json::array();
-  for (const v1::ListResponse::Summary& context : list.contexts()) {
-    contexts.push_back({{"name", context.name()},
-                        {"tokens", context.tokens()},
-                        {"layers", context.layers()},
-                        {"kv_heads", context.kv_heads()},
-                        {"head_dim", context.head_dim()},
-                        {"index", context.index_kind()},
-                        {"bytes", context.bytes()},
-                        {"created_unix_s", context.created_unix_s()},
-                        {"content_id", context.content_id()},
-                        {"elsewhere", context.elsewhere()}});
-  }
-  nlohmann::json unreadable = nlohmann::json::array();
-  for (const std::string& why : list.unreadable()) unreadable.push_back(why);
-  nlohmann::json unfinished = nlohmann::json::array();
-  for (const v1::ListResponse::Unfinished& prefill : list.unfinished()) {
-    unfinished.push_back({{"name", prefill.name()},
-                          {"bytes", prefill.bytes()},
-                          {"touched_unix_s", prefill.touched_unix_s()},
-                          {"running", prefill.running()}});
-  }
-  return DumpJson(nlohmann::json{
-             {"contexts", contexts}, {"unfinished", unfinished}, {"unreadable", unreadable}}) +
-         "\n";
+nlohmann::json ContextsJson(const v1::ListResponse& list) {
+  nlohmann::json json = JsonOf(list);
+  for (nlohmann::json& context : json["contexts"]) Rename(context, "index_kind", "index");
+  return json;
 }
 
 std::string ContextsTable(const v1::ListResponse& list) {

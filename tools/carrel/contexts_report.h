@@ -2,6 +2,7 @@
 //       are not finished: none is left out in silence.
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 namespace carrel::v1 {
@@ -11,7 +12,7 @@ class ListResponse;
 namespace carrel::tools {
 
 // One object: contexts, unfinished, unreadable.
-std::string ContextsJson(const v1::ListResponse& list);
+nlohmann::json ContextsJson(const v1::ListResponse& list);
 std::string ContextsTable(const v1::ListResponse& list);
 // A line per prefill that did not end.
 std::string UnfinishedPrefills(const v1::ListResponse& list);

@@ -25,7 +25,7 @@ v1::ListResponse List(bool readable, bool unreadable) {
 TEST(ContextsReportTest, ContextThatCannotBeRead_IsNamedInEveryForm) {
   for (const bool readable : {false, true}) {
     const v1::ListResponse list = List(readable, true);
-    const auto json = nlohmann::json::parse(ContextsJson(list));
+    const nlohmann::json json = ContextsJson(list);
     EXPECT_EQ(json["unreadable"], nlohmann::json::array({kWhy}));
     EXPECT_EQ(json["contexts"].size(), readable ? 1u : 0u);
     EXPECT_EQ(UnreadableContexts(list), std::string("cannot be read: ") + kWhy + "\n");

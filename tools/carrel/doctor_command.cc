@@ -15,6 +15,7 @@
 #include "library/machine_rates.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/doctor_checks.h"
+#include "tools/carrel/json_report.h"
 #include "tools/carrel/known_names.h"
 #include "tools/carrel/plan_flags.h"
 #include "tools/carrel/report.h"
@@ -70,9 +71,8 @@ nlohmann::json FindingsJson(const std::vector<Finding>& findings) {
 
 void PrintFindings(const std::vector<Finding>& findings) {
   for (const Finding& finding : findings) {
-    std::printf("%-7s %-15s %s\n", HealthName(finding.health), finding.what.c_str(),
-                finding.seen.c_str());
-    if (!finding.advice.empty()) std::printf("%-7s %-15s %s\n", "", "", finding.advice.c_str());
+    absl::PrintF("%-7s %-15s %s\n", HealthName(finding.health), finding.what, finding.seen);
+    if (!finding.advice.empty()) absl::PrintF("%-7s %-15s %s\n", "", "", finding.advice);
   }
 }
 
@@ -98,24 +98,23 @@ absl::Status RunDoctor(const DoctorFlags& flags) {
     ASSIGN_OR_RETURN(json["rates"], ParseJson(library::RatesToText(*rates), "rates"));
     json["rates_file"] = path;
     if (!flags.json) {
-      std::printf("\n%s: %s\n%s", rates->machine.c_str(),
-                  path.empty() ? "not kept, there is no cache folder"
-                               : absl::StrCat("kept in ", path).c_str(),
-                  RatesTable(*rates).c_str());
+      absl::PrintF(
+          "\n%s: %s\n%s", rates->machine,
+          path.empty() ? "not kept, there is no cache folder" : absl::StrCat("kept in ", path),
+          RatesTable(*rates));
     }
     if (!flags.context.empty()) {
       ASSIGN_OR_RETURN(const decoder::Plan plan,
                        PlanOf(flags.plan, flags.store, flags.context, std::move(model)));
       json["plan"] = PlanJson(plan);
-      if (!flags.json)
-        std::printf("\n%s: %s", flags.context.c_str(), decoder::PlanTable(plan).c_str());
+      if (!flags.json) absl::PrintF("\n%s: %s", flags.context, decoder::PlanTable(plan));
     }
   } else if (!flags.json) {
-    std::printf(
+    absl::PrintF(
         "\nWith --model its shape is measured on this machine; with --context, too, its plan is "
         "shown.\n");
   }
-  if (flags.json) std::printf("%s\n", DumpJson(json).c_str());
+  if (flags.json) PrintJson(json);
   for (const Finding& finding : findings) {
     if (finding.health != Health::kBad) continue;
     return absl::FailedPreconditionError(

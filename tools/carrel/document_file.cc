@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/file.h"
 #include "common/status.h"
 #include "library/text_kind.h"
@@ -30,7 +31,7 @@ absl::StatusOr<std::string> ReadDocumentFile(const std::string& input, const std
     return absl::InvalidArgumentError(absl::StrCat("the document ", input, " is empty"));
   }
   if (!given->remark.empty()) {
-    std::fprintf(stderr, "carrel: %s: %s\n", input.c_str(), given->remark.c_str());
+    absl::FPrintF(stderr, "carrel: %s: %s\n", input, given->remark);
   }
   return std::move(given->text);
 }

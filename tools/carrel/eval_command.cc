@@ -18,6 +18,7 @@
 #include "tools/carrel/comparison.h"
 #include "tools/carrel/comparison_report.h"
 #include "tools/carrel/evaluation.h"
+#include "tools/carrel/json_report.h"
 #include "tools/carrel/known_names.h"
 #include "tools/carrel/lab.h"
 #include "tools/carrel/page_file.h"
@@ -137,15 +138,13 @@ nlohmann::json TallyJson(const EvalFlags& flags, const Tally& tally, size_t aske
 void PrintTally(const EvalFlags& flags, const Tally& tally, size_t asked, bool of_parts) {
   const std::string score =
       of_parts ? absl::StrFormat(", score %.3f", tally.score / static_cast<double>(asked)) : "";
-  std::fprintf(stderr, "%d questions: %d right (%s)%s, %d of %d equal to dense, %.1f tokens/s\n",
-               static_cast<int>(asked), static_cast<int>(tally.right), flags.match_name.c_str(),
-               score.c_str(), static_cast<int>(tally.agreeing), static_cast<int>(tally.with_dense),
-               Rate(tally));
+  absl::FPrintF(stderr, "%d questions: %d right (%s)%s, %d of %d equal to dense, %.1f tokens/s\n",
+                asked, tally.right, flags.match_name, score, tally.agreeing, tally.with_dense,
+                Rate(tally));
   if (flags.sources > 0) {
-    std::fprintf(stderr,
-                 "sources: of %d right answers %d have the passage with the fact in the first %d\n",
-                 static_cast<int>(tally.sources.asked), static_cast<int>(tally.sources.with_fact),
-                 static_cast<int>(flags.sources));
+    absl::FPrintF(
+        stderr, "sources: of %d right answers %d have the passage with the fact in the first %d\n",
+        tally.sources.asked, tally.sources.with_fact, flags.sources);
   }
   std::fputs(tally.needles.Table().c_str(), stderr);
 }
@@ -223,7 +222,7 @@ absl::Status RunEval(EvalFlags& flags) {
     PrintTally(flags, tally, asked, of_parts);
     if (flags.stats) std::fputs(StatisticsTable(engine->statistics(), true).c_str(), stderr);
   }
-  std::printf("%s\n", DumpJson(json).c_str());
+  PrintJson(json);
   return absl::OkStatus();
 }
 

@@ -19,6 +19,7 @@ struct Program {
   CLI::App app;
   Run chosen;
   Program() {
+    app.option_defaults()->always_capture_default();
     AddConfigFile(app);
     for (const auto& add :
          {AddPrefill, AddReindex, AddSynth, AddServe, AddStats, AddAsk, AddChat, AddApi, AddEval,

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "common/json.h"
 #include "common/progress.h"
 #include "common/shown.h"
 #include "common/status.h"
@@ -19,7 +19,7 @@
 #include "tools/carrel/commands.h"
 #include "tools/carrel/document_file.h"
 #include "tools/carrel/job_flags.h"
-#include "tools/carrel/job_report.h"
+#include "tools/carrel/json_report.h"
 #include "tools/carrel/retrieval_flags.h"
 
 namespace carrel::tools {
@@ -73,8 +73,81 @@ absl::Status ErrorOf(const serving::JobStatus& status) {
   return absl::OkStatus();
 }
 
+nlohmann::json JsonOfJob(const serving::JobStatus& status) {
+  const serving::JobRecord& record = status.record;
+  nlohmann::json json = {{"id", record.id},
+                         {"name", record.name},
+                         {"model", record.model},
+                         {"index", record.index},
+                         {"state", serving::NameOf(status.state)},
+                         {"priority", record.priority},
+                         {"attempt", record.attempt},
+                         {"owner", record.owner},
+                         {"document_bytes", record.document_bytes},
+                         {"submitted_unix_s", absl::ToUnixSeconds(record.submitted)},
+                         {"reason", status.reason()}};
+  if (status.ended()) {
+    json["ended_unix_s"] = absl::ToUnixSeconds(status.end.ended);
+    json["tries"] = status.end.tries;
+    json["worker"] = status.end.worker;
+  } else {
+    json["tries"] = status.lease.tries;
+    json["worker"] = status.lease.worker;
+    json["progress"] = status.lease.progress;
+    json["where"] = status.lease.where;
+  }
+  if (status.state == serving::JobState::kDone) {
+    json["content_id"] = status.end.content_id;
+    json["bytes"] = status.end.bytes;
+    json["tokens"] = status.end.tokens;
+  }
+  return json;
+}
+
+// A line of a list.
+std::string LineOfJob(const serving::JobStatus& status) {
+  std::string what = Shown(status.reason(), 60);
+  if (status.state == serving::JobState::kRunning) {
+    what = absl::StrFormat("%.0f%% %s", 100 * status.lease.progress, Shown(status.lease.where, 60));
+  } else if (status.state == serving::JobState::kDone) {
+    what = absl::StrCat(status.end.tokens, " tokens, ", FormatBytes(status.end.bytes));
+  }
+  return absl::StrFormat("%s  %-9s %d  %-24s %-16s %s", status.record.id.substr(0, 12),
+                         serving::NameOf(status.state), status.record.priority, status.record.name,
+                         Shown(status.record.model, 40), what);
+}
+
+// All that is known, a few lines.
+std::string DescribeJob(const serving::JobStatus& status) {
+  const serving::JobRecord& record = status.record;
+  const auto date = [](absl::Time time) {
+    return absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", time, absl::UTCTimeZone());
+  };
+  std::string text = absl::StrCat(
+      record.name, ": ", serving::NameOf(status.state), "\njob ", record.id, ", attempt ",
+      record.attempt, "\nmodel ", Shown(record.model), ", index ", record.index, ", document of ",
+      FormatBytes(record.document_bytes), ", priority ", record.priority,
+      record.owner.empty() ? "" : absl::StrCat(", of ", Shown(record.owner)), "\nsubmitted ",
+      date(record.submitted));
+  if (status.state == serving::JobState::kRunning) {
+    absl::StrAppend(&text, absl::StrFormat("\nat %.0f%% (%s), try %d, worker %s",
+                                           100 * status.lease.progress, Shown(status.lease.where),
+                                           status.lease.tries, Shown(status.lease.worker)));
+  } else if (!status.ended() && status.lease.tries > 0) {
+    absl::StrAppend(&text, "\n", status.lease.tries, " of ", serving::kMostTries,
+                    " tries ended without a context");
+  }
+  if (status.ended()) absl::StrAppend(&text, "\nended ", date(status.end.ended));
+  if (status.state == serving::JobState::kDone) {
+    absl::StrAppend(&text, "\n", status.end.tokens, " tokens, ", FormatBytes(status.end.bytes),
+                    ", content id ", status.end.content_id);
+  }
+  if (!status.reason().empty()) absl::StrAppend(&text, "\n", Shown(status.reason(), 1000));
+  return text;
+}
+
 void Print(const serving::JobStatus& status, bool json) {
-  std::printf("%s\n", json ? DumpJson(JsonOfJob(status)).c_str() : DescribeJob(status).c_str());
+  (void)Report(json, JsonOfJob(status), DescribeJob(status) + "\n");
 }
 
 absl::Status RunSubmit(SubmitFlags& flags) {
@@ -93,8 +166,7 @@ absl::Status RunSubmit(SubmitFlags& flags) {
   serving::JobBoard board(*bucket);
   ASSIGN_OR_RETURN(const serving::JobBoard::Submitted submitted, board.Submit(flags.record, text));
   if (const absl::Status rung = doorbell->Ring(); !rung.ok()) {
-    std::fprintf(stderr, "carrel: workers find the job when they look next: %s\n",
-                 std::string(rung.message()).c_str());
+    absl::FPrintF(stderr, "carrel: workers find the job when they look next: %s\n", rung.message());
   }
   if (!flags.wait) {
     Print(submitted.status, flags.json);
@@ -106,9 +178,13 @@ absl::Status RunSubmit(SubmitFlags& flags) {
   return ErrorOf(ended);
 }
 
-absl::Status RunStatus(const LookFlags& flags) {
+absl::StatusOr<std::unique_ptr<kvstore::Bucket>> OpenBucket(const LookFlags& flags) {
   RETURN_IF_ERROR(flags.jobs.Validate());
-  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Bucket> bucket, flags.jobs.Open(kPatience));
+  return flags.jobs.Open(kPatience);
+}
+
+absl::Status RunStatus(const LookFlags& flags) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Bucket> bucket, OpenBucket(flags));
   serving::JobBoard board(*bucket);
   ASSIGN_OR_RETURN(serving::JobStatus status, board.Find(flags.what));
   if (flags.wait) {
@@ -119,8 +195,7 @@ absl::Status RunStatus(const LookFlags& flags) {
 }
 
 absl::Status RunCancel(const LookFlags& flags) {
-  RETURN_IF_ERROR(flags.jobs.Validate());
-  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Bucket> bucket, flags.jobs.Open(kPatience));
+  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Bucket> bucket, OpenBucket(flags));
   serving::JobBoard board(*bucket);
   ASSIGN_OR_RETURN(const serving::JobStatus found, board.Find(flags.what));
   ASSIGN_OR_RETURN(const serving::JobStatus status,
@@ -133,8 +208,7 @@ absl::Status RunCancel(const LookFlags& flags) {
 }
 
 absl::Status RunList(const LookFlags& flags) {
-  RETURN_IF_ERROR(flags.jobs.Validate());
-  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Bucket> bucket, flags.jobs.Open(kPatience));
+  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Bucket> bucket, OpenBucket(flags));
   serving::JobBoard board(*bucket);
   std::vector<serving::BadJob> bad;
   std::vector<absl::Status> unreadable;
@@ -152,13 +226,11 @@ absl::Status RunList(const LookFlags& flags) {
     nlohmann::json list = nlohmann::json::array(), damaged = nlohmann::json::array();
     for (const serving::JobStatus& job : jobs) list.push_back(JsonOfJob(job));
     for (const absl::Status& status : unreadable) damaged.push_back(status.message());
-    std::printf("%s\n", DumpJson(nlohmann::json{{"jobs", list}, {"unreadable", damaged}}).c_str());
+    PrintJson({{"jobs", list}, {"unreadable", damaged}});
     return absl::OkStatus();
   }
-  for (const serving::JobStatus& job : jobs) std::printf("%s\n", LineOfJob(job).c_str());
-  for (const absl::Status& status : unreadable) {
-    std::fprintf(stderr, "cannot be read: %s\n", std::string(status.message()).c_str());
-  }
+  for (const serving::JobStatus& job : jobs) absl::PrintF("%s\n", LineOfJob(job));
+  TellUnreadable(unreadable);
   return absl::OkStatus();
 }
 

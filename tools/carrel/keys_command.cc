@@ -10,6 +10,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/file.h"
 #include "common/json.h"
@@ -59,22 +60,21 @@ absl::Status RunNew(const KeysFlags& flags) {
   if (!flags.out.empty()) RETURN_IF_ERROR(WriteSecret(flags.out, key));
   if (flags.json) {
     const std::string& shown = flags.out.empty() ? key : flags.out;
-    std::printf("%s\n", DumpJson(nlohmann::ordered_json{{flags.out.empty() ? "key" : "file", shown},
-                                                        {"entry", entry}})
-                            .c_str());
+    absl::PrintF("%s\n", DumpJson(nlohmann::ordered_json{
+                             {flags.out.empty() ? "key" : "file", shown}, {"entry", entry}}));
     return absl::OkStatus();
   }
   if (flags.out.empty()) {
-    std::printf("%s\n", key.c_str());
-    std::fprintf(stderr,
-                 "The line above is the key; it is stored nowhere. Keep it in a file of mode 0600, "
-                 "which --out FILE makes (--key-file, CARREL_KEY_FILE).\n");
+    absl::PrintF("%s\n", key);
+    absl::FPrintF(
+        stderr,
+        "The line above is the key; it is stored nowhere. Keep it in a file of mode 0600, "
+        "which --out FILE makes (--key-file, CARREL_KEY_FILE).\n");
   } else {
-    std::fprintf(stderr, "The key is in %s (--key-file, CARREL_KEY_FILE), and nowhere else.\n",
-                 flags.out.c_str());
+    absl::FPrintF(stderr, "The key is in %s (--key-file, CARREL_KEY_FILE), and nowhere else.\n",
+                  flags.out);
   }
-  std::fprintf(stderr, "Entry for \"keys\" of the server's keys file:\n%s\n",
-               DumpJson(entry).c_str());
+  absl::FPrintF(stderr, "Entry for \"keys\" of the server's keys file:\n%s\n", DumpJson(entry));
   return absl::OkStatus();
 }
 
@@ -83,7 +83,7 @@ absl::Status RunHash(const KeysFlags& flags) {
   const absl::string_view key =
       absl::StripAsciiWhitespace(absl::string_view(text).substr(0, text.find('\n')));
   if (key.empty()) return absl::InvalidArgumentError("the first line holds no key");
-  std::printf("%s\n", absl::BytesToHexString(kvstore::AccessKeySha256(key)).c_str());
+  absl::PrintF("%s\n", absl::BytesToHexString(kvstore::AccessKeySha256(key)));
   return absl::OkStatus();
 }
 
@@ -97,17 +97,15 @@ std::string IdentityText(const kvstore::Identity& identity) {
 
 absl::Status RunCheck(const KeysFlags& flags) {
   ASSIGN_OR_RETURN(const kvstore::KeysFile file, kvstore::ReadKeysFile(flags.file));
-  std::printf("%-20s %-28s %-30s %-12s %-20s %s\n", "NAME", "KNOWN BY", "RIGHTS", "TENANT",
-              "EXPIRES", "CONTEXTS");
+  absl::PrintF("%-20s %-28s %-30s %-12s %-20s %s\n", "NAME", "KNOWN BY", "RIGHTS", "TENANT",
+               "EXPIRES", "CONTEXTS");
   for (const kvstore::AccessEntry& entry : file.entries) {
     const bool ends = entry.expires != absl::InfiniteFuture();
-    std::printf(
-        "%-20s %-28s %-30s %-12s %-20s %s\n", entry.name.c_str(),
-        IdentityText(entry.identity).c_str(), kvstore::RightNames(entry.rights).c_str(),
-        entry.tenant.empty() ? "-" : entry.tenant.c_str(),
-        ends ? absl::FormatTime("%Y-%m-%d %H:%M UTC", entry.expires, absl::UTCTimeZone()).c_str()
-             : "never",
-        absl::StrJoin(entry.contexts, " ").c_str());
+    absl::PrintF(
+        "%-20s %-28s %-30s %-12s %-20s %s\n", entry.name, IdentityText(entry.identity),
+        kvstore::RightNames(entry.rights), entry.tenant.empty() ? "-" : entry.tenant,
+        ends ? absl::FormatTime("%Y-%m-%d %H:%M UTC", entry.expires, absl::UTCTimeZone()) : "never",
+        absl::StrJoin(entry.contexts, " "));
   }
   return absl::OkStatus();
 }

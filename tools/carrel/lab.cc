@@ -7,6 +7,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/lab.h"
 #include "common/status.h"
@@ -124,7 +125,7 @@ absl::StatusOr<LabArguments> ResolveLab(const CLI::App& program,
 std::optional<int> ParseWithLab(CLI::App& program, const std::vector<std::string>& arguments) {
   const absl::StatusOr<LabArguments> resolved = ResolveLab(program, arguments);
   if (!resolved.ok()) {
-    std::fprintf(stderr, "carrel: %s\n", std::string(resolved.status().message()).c_str());
+    absl::FPrintF(stderr, "carrel: %s\n", resolved.status().message());
     return 2;
   }
   if (!resolved->help.empty()) {
@@ -132,7 +133,7 @@ std::optional<int> ParseWithLab(CLI::App& program, const std::vector<std::string
     return std::fflush(stdout) == 0 ? 0 : 1;
   }
   for (const std::string& warning : resolved->warnings) {
-    std::fprintf(stderr, "carrel: %s\n", warning.c_str());
+    absl::FPrintF(stderr, "carrel: %s\n", warning);
   }
   // CLI11 takes them from the end.
   program.parse(std::vector<std::string>(resolved->arguments.rbegin(), resolved->arguments.rend()));

@@ -17,58 +17,54 @@
 namespace carrel::tools {
 namespace {
 
-class JsonFormatter : public spdlog::formatter {
- public:
-  void format(const spdlog::details::log_msg& message, spdlog::memory_buf_t& line) override {
-    nlohmann::ordered_json json;
-    json["time"] = absl::FormatTime("%Y-%m-%d%ET%H:%M:%E3SZ", absl::FromChrono(message.time),
-                                    absl::UTCTimeZone());
-    json["level"] = std::string(spdlog::level::to_string_view(message.level).data());
-    json["thread"] = message.thread_id;
-    json["message"] = std::string(message.payload.data(), message.payload.size());
-    const std::string text = DumpJson(json, JsonLetters::kAscii);
-    line.append(text.data(), text.data() + text.size());
-    line.push_back('\n');
-  }
-  std::unique_ptr<spdlog::formatter> clone() const override {
-    return std::make_unique<JsonFormatter>();
-  }
-};
+std::string JsonLine(const spdlog::details::log_msg& message) {
+  nlohmann::ordered_json json;
+  json["time"] = absl::FormatTime("%Y-%m-%d%ET%H:%M:%E3SZ", absl::FromChrono(message.time),
+                                  absl::UTCTimeZone());
+  json["level"] = std::string(spdlog::level::to_string_view(message.level).data());
+  json["thread"] = message.thread_id;
+  json["message"] = std::string(message.payload.data(), message.payload.size());
+  return DumpJson(json, JsonLetters::kAscii);
+}
 
 // As spdlog's own pattern, in one line: control characters come as \xNN.
-class TextFormatter : public spdlog::formatter {
- public:
-  void format(const spdlog::details::log_msg& message, spdlog::memory_buf_t& line) override {
-    std::string text =
-        absl::StrCat("[",
-                     absl::FormatTime("%Y-%m-%d %H:%M:%E3S", absl::FromChrono(message.time),
-                                      absl::LocalTimeZone()),
-                     "] [", spdlog::level::to_string_view(message.level).data(), "] ");
-    for (const char c : absl::string_view(message.payload.data(), message.payload.size())) {
-      const auto byte = static_cast<unsigned char>(c);
-      if (byte >= 0x20 && byte != 0x7f) {
-        text.push_back(c);
-      } else {
-        absl::StrAppend(&text, "\\x", absl::Hex(byte, absl::kZeroPad2));
-      }
+std::string TextLine(const spdlog::details::log_msg& message) {
+  std::string text =
+      absl::StrCat("[",
+                   absl::FormatTime("%Y-%m-%d %H:%M:%E3S", absl::FromChrono(message.time),
+                                    absl::LocalTimeZone()),
+                   "] [", spdlog::level::to_string_view(message.level).data(), "] ");
+  for (const char c : absl::string_view(message.payload.data(), message.payload.size())) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte != 0x7f) {
+      text.push_back(c);
+    } else {
+      absl::StrAppend(&text, "\\x", absl::Hex(byte, absl::kZeroPad2));
     }
-    text.push_back('\n');
+  }
+  return text;
+}
+
+class LineFormatter : public spdlog::formatter {
+ public:
+  using Line = std::string (*)(const spdlog::details::log_msg&);
+  explicit LineFormatter(Line line) : line_(line) {}
+  void format(const spdlog::details::log_msg& message, spdlog::memory_buf_t& line) override {
+    const std::string text = line_(message) + "\n";
     line.append(text.data(), text.data() + text.size());
   }
   std::unique_ptr<spdlog::formatter> clone() const override {
-    return std::make_unique<TextFormatter>();
+    return std::make_unique<LineFormatter>(line_);
   }
+
+ private:
+  const Line line_;
 };
 
 }  // namespace
 
 absl::Status SetUpLog(const LogFlags& flags) {
-  std::unique_ptr<spdlog::formatter> formatter;
-  if (flags.format == "text") {
-    formatter = std::make_unique<TextFormatter>();
-  } else if (flags.format == "json") {
-    formatter = std::make_unique<JsonFormatter>();
-  } else {
+  if (flags.format != "text" && flags.format != "json") {
     return absl::InvalidArgumentError(
         absl::StrCat("log-format=", flags.format, " is neither text nor json"));
   }
@@ -79,7 +75,8 @@ absl::Status SetUpLog(const LogFlags& flags) {
   for (const auto& [name, level] : kLevels) {
     if (flags.level != name) continue;
     // Messages of the start and of tests find the logger that was there before.
-    spdlog::default_logger()->set_formatter(std::move(formatter));
+    spdlog::default_logger()->set_formatter(
+        std::make_unique<LineFormatter>(flags.format == "json" ? &JsonLine : &TextLine));
     spdlog::set_level(level);
     // It writes a line about every string of a request that is no UTF-8: a client could fill the log.
     google::protobuf::SetLogHandler(

@@ -9,12 +9,16 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
 #include "common/lab.h"
@@ -26,11 +30,37 @@
 #include "tools/carrel/commands.h"
 #include "tools/carrel/config_file.h"
 #include "tools/carrel/flag_rules.h"
-#include "tools/carrel/help_format.h"
 #include "tools/carrel/lab.h"
 #include "tools/carrel/suggest.h"
 
+namespace carrel::tools {
 namespace {
+
+// --help with one line per flag: its default, not its variable in the environment, nor what it excludes (an error says
+// that).
+class HelpFormat final : public CLI::Formatter {
+ public:
+  // Without empty lines at its end.
+  std::string make_help(const CLI::App* app, std::string name,
+                        CLI::AppFormatMode mode) const override {
+    return absl::StrCat(
+        absl::StripTrailingAsciiWhitespace(CLI::Formatter::make_help(app, std::move(name), mode)),
+        "\n");
+  }
+  std::string make_option_opts(const CLI::Option* option) const override {
+    std::string text;
+    if (option->get_type_size() != 0) {
+      const std::string type = option->get_type_name();
+      absl::StrAppend(&text, " ", type.substr(0, type.find(':')));
+      const std::string usual = option->get_default_str();
+      if (!usual.empty() && usual != "[]") absl::StrAppend(&text, "=", usual);
+      if (option->get_expected_max() == CLI::detail::expected_max_vector_size)
+        absl::StrAppend(&text, " ...");
+    }
+    if (option->get_required()) absl::StrAppend(&text, " ", get_label("REQUIRED"));
+    return text;
+  }
+};
 
 // An argument that nobody expected, with what may have been meant: a command, or a flag of the command.
 std::string ExplainExtras(const CLI::App& failed, const std::string& what) {
@@ -53,11 +83,10 @@ std::string ExplainExtras(const CLI::App& failed, const std::string& what) {
       names.push_back(command->get_name());
     }
     if (!names.empty()) {
-      return absl::StrCat("there is no command ", carrel::Shown(first),
-                          carrel::tools::DidYouMean(first, names));
+      return absl::StrCat("there is no command ", Shown(first), DidYouMean(first, names));
     }
   }
-  return absl::StrCat(what, carrel::tools::DidYouMean(first, names));
+  return absl::StrCat(what, DidYouMean(first, names));
 }
 
 std::string Explain(const CLI::App* failed, const CLI::Error& error) {
@@ -67,7 +96,7 @@ std::string Explain(const CLI::App* failed, const CLI::Error& error) {
   if (const auto* config = dynamic_cast<const CLI::ConfigError*>(&error); config != nullptr) {
     const CLI::App* program = failed;
     while (program->get_parent() != nullptr) program = program->get_parent();
-    what = carrel::tools::ExplainConfigError(*program, *config);
+    what = ExplainConfigError(*program, *config);
   } else if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
     what = ExplainExtras(*failed, what);
   }
@@ -76,9 +105,7 @@ std::string Explain(const CLI::App* failed, const CLI::Error& error) {
                       "--help\n");
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int Main(int argc, char** argv) {
   // A reader that went away (carrel ls | head) is an error of write, not a reason to die silently
   // in the middle.
   std::signal(SIGPIPE, SIG_IGN);
@@ -93,59 +120,47 @@ int main(int argc, char** argv) {
       "Carrel keeps the KV cache of a long document as a searchable database: prefill once, ask "
       "from anywhere.",
       "carrel");
-  app.set_version_flag("--version",
-                       absl::StrCat("carrel ", carrel::kVersion,
-                                    carrel::HasLab() ? "\nwith the lab" : "\nwithout the lab"));
+  app.set_version_flag(
+      "--version",
+      absl::StrCat("carrel ", kVersion, HasLab() ? "\nwith the lab" : "\nwithout the lab"));
   app.require_subcommand(1);
   app.option_defaults()->always_capture_default();  // commands inherit these
-  app.formatter(carrel::tools::MakeHelpFormat());
-  carrel::tools::AddConfigFile(app);
+  app.formatter(std::make_shared<HelpFormat>());
+  AddConfigFile(app);
   app.failure_message(&Explain);
-  carrel::tools::Run chosen;
-  carrel::tools::AddPrefill(app, chosen);
-  carrel::tools::AddReindex(app, chosen);
-  carrel::tools::AddSynth(app, chosen);
-  carrel::tools::AddServe(app, chosen);
-  carrel::tools::AddKeys(app, chosen);
-  carrel::tools::AddStats(app, chosen);
-  carrel::tools::AddAsk(app, chosen);
-  carrel::tools::AddChat(app, chosen);
-  carrel::tools::AddApi(app, chosen);
-  carrel::tools::AddDoctor(app, chosen);
-  carrel::tools::AddEval(app, chosen);
-  carrel::tools::AddNeedle(app, chosen);
-  carrel::tools::AddAudit(app, chosen);
-  carrel::tools::AddVerify(app, chosen);
-  carrel::tools::AddUpgrade(app, chosen);
-  carrel::tools::AddExport(app, chosen);
-  carrel::tools::AddImport(app, chosen);
-  carrel::tools::AddWarm(app, chosen);
-  carrel::tools::AddBucket(app, chosen);
-  carrel::tools::AddJob(app, chosen);
-  carrel::tools::AddWorker(app, chosen);
-  carrel::tools::AddContexts(app, chosen);
+  Run chosen;
+  for (const auto add :
+       {AddPrefill, AddReindex, AddSynth,  AddServe,  AddKeys,   AddStats,   AddAsk,     AddChat,
+        AddApi,     AddDoctor,  AddEval,   AddNeedle, AddAudit,  AddVerify,  AddUpgrade, AddExport,
+        AddImport,  AddWarm,    AddBucket, AddJob,    AddWorker, AddContexts}) {
+    add(app, chosen);
+  }
   try {
     const auto known = app.get_subcommands(
         [&](const CLI::App* command) { return argc > 1 && command->get_name() == argv[1]; });
     if (argc > 1 && argv[1][0] != '-' && known.empty()) throw CLI::ExtrasError({argv[1]});
-    const std::optional<int> done =
-        carrel::tools::ParseWithLab(app, {argv + std::min(argc, 1), argv + argc});
+    const std::optional<int> done = ParseWithLab(app, {argv + std::min(argc, 1), argv + argc});
     if (done.has_value()) return *done;
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
-  carrel::ExitWhenMemoryEnds();
+  ExitWhenMemoryEnds();
   const CLI::App& command = *app.get_subcommands().at(0);
-  absl::Status status = carrel::tools::CheckEnvironment(command, environ);
-  if (status.ok()) status = carrel::tools::CheckFlags(command);
-  if (status.ok()) status = carrel::CatchThrown(command.get_name(), chosen);
+  absl::Status status = CheckEnvironment(command, environ);
+  if (status.ok()) status = CheckFlags(command);
+  if (status.ok()) status = CatchThrown(command.get_name(), chosen);
   errno = 0;
   if (status.ok() && (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)) {
     if (errno == EPIPE) return 1;  // the reader has what it wanted
-    status = carrel::ErrnoStatus(errno, "write standard output");
+    status = ErrnoStatus(errno, "write standard output");
   }
   if (status.ok()) return 0;
-  std::fprintf(stderr, "carrel: %s: %s\n", absl::StatusCodeToString(status.code()).c_str(),
-               std::string(status.message()).c_str());
+  absl::FPrintF(stderr, "carrel: %s: %s\n", absl::StatusCodeToString(status.code()),
+                status.message());
   return status.code() == absl::StatusCode::kInvalidArgument ? 2 : 1;
 }
+
+}  // namespace
+}  // namespace carrel::tools
+
+int main(int argc, char** argv) { return carrel::tools::Main(argc, argv); }

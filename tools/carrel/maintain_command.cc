@@ -1,21 +1,24 @@
 // carrel verify | upgrade
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "carrel/v1/context.pb.h"
-#include "common/json.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "kvstore/remote/bucket.h"
+#include "kvstore/remote/verify.h"
 #include "kvstore/service/context_client.h"
 #include "kvstore/storage/store.h"
-#include "tools/carrel/bucket_contexts.h"
 #include "tools/carrel/bucket_flags.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/json_report.h"
 #include "tools/carrel/known_names.h"
 #include "tools/carrel/store_flags.h"
 
@@ -30,55 +33,96 @@ struct VerifyFlags {
   bool json = false;
 };
 
-nlohmann::json VerifiedJson(const std::string& name, const v1::VerifyResponse& verified) {
-  nlohmann::json errors = nlohmann::json::array();
-  for (const std::string& error : verified.errors()) errors.push_back(error);
-  return {{"name", name},
-          {"content_id", verified.content_id()},
-          {"segments", verified.segments()},
-          {"bytes", verified.bytes()},
-          {"error_count", verified.error_count()},
-          {"errors", errors}};
+// What came of one context.
+struct Outcome {
+  nlohmann::json json;
+  std::string looked_at;  // "3 segments, 1.5 MiB read"
+  std::vector<std::string> errors;
+  int64_t error_count = 0;  // errors are the first of them
+};
+
+// Of a store, or of a bucket.
+struct Verifier {
+  std::vector<std::string> names, unreadable;  // of all contexts
+  // None: the context was removed meanwhile.
+  std::function<absl::StatusOr<std::optional<Outcome>>(const std::string& name)> verify;
+};
+
+absl::Status VerifyEach(const VerifyFlags& flags, const Verifier& verifier) {
+  int64_t damaged = std::ssize(verifier.unreadable);
+  nlohmann::json contexts = nlohmann::json::array();
+  for (const std::string& why : verifier.unreadable) {
+    if (!flags.json) absl::PrintF("cannot be read: %s\n", why);
+  }
+  for (const std::string& name : verifier.names) {
+    ASSIGN_OR_RETURN(std::optional<Outcome> outcome, verifier.verify(name));
+    if (!outcome.has_value()) continue;
+    damaged += outcome->error_count > 0 ? 1 : 0;
+    outcome->json["name"] = name;
+    contexts.push_back(std::move(outcome->json));
+    if (flags.json) continue;
+    absl::PrintF("%-24s %s  %s\n", name, outcome->error_count == 0 ? "right  " : "DAMAGED",
+                 outcome->looked_at);
+    for (const std::string& error : outcome->errors) absl::PrintF("  %s\n", error);
+    const int64_t more = outcome->error_count - std::ssize(outcome->errors);
+    if (more > 0) absl::PrintF("  and %d more\n", more);
+  }
+  if (flags.json) {
+    PrintJson({{"deep", flags.deep},
+               {"contexts", contexts},
+               {"unreadable", verifier.unreadable},
+               {"damaged", damaged}});
+  }
+  if (damaged == 0) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("verify: ", damaged, " contexts are damaged"));
 }
 
-void PrintVerified(const std::string& name, const v1::VerifyResponse& verified) {
-  std::printf("%-24s %s  %lld segments, %s read", name.c_str(),
-              verified.error_count() == 0 ? "right  " : "DAMAGED",
-              static_cast<long long>(verified.segments()), FormatBytes(verified.bytes()).c_str());
-  if (verified.content_id().empty()) std::printf(", unbound");
-  std::printf("\n");
-  for (const std::string& error : verified.errors()) std::printf("  %s\n", error.c_str());
-  const auto shown = static_cast<int64_t>(verified.errors_size());
-  if (verified.error_count() > shown) {
-    std::printf("  and %lld more\n", static_cast<long long>(verified.error_count() - shown));
+absl::Status VerifyInBucket(const VerifyFlags& flags) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Bucket> bucket,
+                   flags.bucket.Open(flags.store.folder));
+  Verifier verifier;
+  const bool all = flags.name.empty();
+  if (all) {
+    std::vector<absl::Status> cannot;
+    ASSIGN_OR_RETURN(const std::vector<kvstore::BoundName> names, bucket->ListNames(&cannot));
+    for (const kvstore::BoundName& bound : names) verifier.names.push_back(bound.name);
+    for (const absl::Status& why : cannot) verifier.unreadable.emplace_back(why.message());
+  } else {
+    verifier.names.push_back(flags.name);
   }
+  Progress progress(flags.json ? Progress::Mode::kQuiet : Progress::ModeFor(stderr));
+  verifier.verify = [&](const std::string& name) -> absl::StatusOr<std::optional<Outcome>> {
+    absl::StatusOr<kvstore::Verified> verified = kvstore::VerifyInBucket(
+        *bucket, name, flags.deep, [&](double share) { progress.Update(share, name); });
+    progress.Clear();
+    if (all && absl::IsNotFound(verified.status())) return std::nullopt;
+    RETURN_IF_ERROR(verified.status());
+    return Outcome{
+        {{"content_id", verified->content_id},
+         {"files", verified->files},
+         {"bytes", verified->bytes_read},
+         {"errors", verified->errors}},
+        absl::StrCat(verified->files, " files, ", FormatBytes(verified->bytes_read), " read"),
+        verified->errors,
+        std::ssize(verified->errors)};
+  };
+  return VerifyEach(flags, verifier);
 }
 
 absl::Status RunVerify(const VerifyFlags& flags) {
-  if (kvstore::BucketAddress::IsOne(flags.store.folder)) {
-    return VerifyInBucket(flags.bucket, flags.store.folder, flags.name, flags.deep, flags.json);
-  }
+  if (kvstore::BucketAddress::IsOne(flags.store.folder)) return VerifyInBucket(flags);
   RETURN_IF_ERROR(flags.bucket.RefuseWithoutBucket());
-  RETURN_IF_ERROR(flags.store.Validate());
-  ASSIGN_OR_RETURN(const std::unique_ptr<library::StoreAccess> store,
-                   library::StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
-  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client, store->NewContextClient());
-  std::vector<std::string> names;
-  int64_t damaged = 0;
-  nlohmann::json contexts = nlohmann::json::array(), unreadable = nlohmann::json::array();
+  ASSIGN_OR_RETURN(const ConnectedStore at, flags.store.Connect(kvstore::StoreMode::kReadOnly));
+  Verifier verifier;
   if (flags.name.empty()) {
-    ASSIGN_OR_RETURN(const v1::ListResponse list, client->List());
-    for (const auto& context : list.contexts()) names.push_back(context.name());
-    for (const std::string& why : list.unreadable()) {
-      ++damaged;
-      unreadable.push_back(why);
-      if (!flags.json) std::printf("cannot be read: %s\n", why.c_str());
-    }
+    ASSIGN_OR_RETURN(const v1::ListResponse list, at.client->List());
+    for (const auto& context : list.contexts()) verifier.names.push_back(context.name());
+    verifier.unreadable.assign(list.unreadable().begin(), list.unreadable().end());
   } else {
-    names.push_back(flags.name);
+    verifier.names.push_back(flags.name);
   }
-  for (const std::string& name : names) {
-    absl::StatusOr<v1::VerifyResponse> verified = client->Verify(name, flags.deep);
+  verifier.verify = [&](const std::string& name) -> absl::StatusOr<std::optional<Outcome>> {
+    absl::StatusOr<v1::VerifyResponse> verified = at.client->Verify(name, flags.deep);
     if (absl::IsDataLoss(verified.status())) {  // so damaged that it cannot be opened
       const std::string why(verified.status().message());
       verified = v1::VerifyResponse();
@@ -86,22 +130,13 @@ absl::Status RunVerify(const VerifyFlags& flags) {
       verified->add_errors(why);
     }
     RETURN_IF_ERROR(verified.status());
-    damaged += verified->error_count() > 0 ? 1 : 0;
-    if (flags.json) {
-      contexts.push_back(VerifiedJson(name, *verified));
-    } else {
-      PrintVerified(name, *verified);
-    }
-  }
-  if (flags.json) {
-    std::printf("%s\n", DumpJson(nlohmann::json{{"deep", flags.deep},
-                                                {"contexts", contexts},
-                                                {"unreadable", unreadable},
-                                                {"damaged", damaged}})
-                            .c_str());
-  }
-  if (damaged == 0) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat("verify: ", damaged, " contexts are damaged"));
+    return Outcome{JsonOf(*verified),
+                   absl::StrCat(verified->segments(), " segments, ", FormatBytes(verified->bytes()),
+                                " read", verified->content_id().empty() ? ", unbound" : ""),
+                   {verified->errors().begin(), verified->errors().end()},
+                   verified->error_count()};
+  };
+  return VerifyEach(flags, verifier);
 }
 
 struct UpgradeFlags {
@@ -121,9 +156,7 @@ absl::Status RunUpgrade(const UpgradeFlags& flags) {
     for (const v1::Manifest& manifest : all) {
       if (manifest.content_id().empty()) names.push_back(manifest.name());
     }
-    for (const absl::Status& why : unreadable) {
-      std::fprintf(stderr, "cannot be read: %s\n", std::string(why.message()).c_str());
-    }
+    TellUnreadable(unreadable);
   } else {
     names.push_back(flags.name);
   }
@@ -135,18 +168,16 @@ absl::Status RunUpgrade(const UpgradeFlags& flags) {
         store->Upgrade(name, [&](double share) { progress.Update(share, name); });
     progress.Clear();
     if (!status.ok()) {  // the others are upgraded all the same
-      if (!first.ok()) std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+      if (!first.ok()) absl::FPrintF(stderr, "%s\n", status.message());
       first.Update(status);
       continue;
     }
     ASSIGN_OR_RETURN(const v1::Manifest manifest, store->GetManifest(name));
     upgraded.push_back({{"name", name}, {"content_id", manifest.content_id()}});
-    if (!flags.json) {
-      std::printf("%s: content id %s\n", name.c_str(), manifest.content_id().c_str());
-    }
+    if (!flags.json) absl::PrintF("%s: content id %s\n", name, manifest.content_id());
   }
-  if (flags.json) std::printf("%s\n", DumpJson(nlohmann::json{{"upgraded", upgraded}}).c_str());
-  if (!flags.json && names.empty()) std::printf("nothing to upgrade\n");
+  if (flags.json) PrintJson({{"upgraded", upgraded}});
+  if (!flags.json && names.empty()) absl::PrintF("nothing to upgrade\n");
   return first;
 }
 

@@ -14,6 +14,7 @@
 #include "decoder/fidelity.h"
 #include "kvstore/format/manifest.h"
 #include "kvstore/index/index.h"
+#include "tools/carrel/json_report.h"
 
 namespace carrel::tools {
 
@@ -62,45 +63,12 @@ nlohmann::json IndexToJson(const v1::IndexSpec& spec) {
   return index;
 }
 
-nlohmann::json HeadIndexesToJson(const v1::Manifest& manifest) {
-  nlohmann::json heads = nlohmann::json::array();
-  for (const v1::HeadIndex& head : manifest.head_indexes()) {
-    heads.push_back({{"layer", head.layer()},
-                     {"kv_head", head.kv_head()},
-                     {"index", IndexToJson(head.index())},
-                     {"wanted", head.wanted()},
-                     {"recall", head.recall()},
-                     {"mass", head.mass()},
-                     {"cost_us", head.cost_us()},
-                     {"exact_us", head.exact_us()}});
-  }
-  return heads;
-}
-
 int64_t ProbedValues(const v1::Manifest& manifest) {
   int64_t values = 0;
   for (const v1::WeightsProbe::Tensor& tensor : manifest.weights_probe().tensors()) {
     values += static_cast<int64_t>(tensor.values().size()) / (tensor.dtype() == "f32" ? 4 : 2);
   }
   return values;
-}
-
-nlohmann::json FidelityToJson(const v1::Manifest& manifest) {
-  nlohmann::json heads = nlohmann::json::array();
-  for (const v1::HeadFidelity& head : manifest.head_fidelity()) {
-    heads.push_back({{"layer", head.layer()},
-                     {"kv_head", head.kv_head()},
-                     {"queries", head.queries()},
-                     {"probe_queries", head.probe_queries()},
-                     {"output", head.output()},
-                     {"rows", std::vector<uint32_t>(head.rows().begin(), head.rows().end())},
-                     {"error", std::vector<float>(head.error().begin(), head.error().end())},
-                     {"error_without",
-                      std::vector<float>(head.error_without().begin(), head.error_without().end())},
-                     {"estimate", head.estimate()},
-                     {"spread_share", head.spread_share()}});
-  }
-  return heads;
 }
 
 std::string ContextIdText(const v1::Manifest& manifest) {
@@ -110,95 +78,57 @@ std::string ContextIdText(const v1::Manifest& manifest) {
 
 }  // namespace
 
-std::string ManifestJson(const v1::Manifest& manifest) {
-  nlohmann::json fingerprint = nlohmann::json::object();
+nlohmann::json ManifestJson(const v1::Manifest& manifest) {
+  nlohmann::json json = JsonOf(manifest, {"number", "context_id", "segment_digests", "fingerprint",
+                                          "index", "probe", "weights_probe"});
+  json["context_id"] = ContextIdText(manifest);
+  json["fingerprint"] = nlohmann::json::object();
   for (const v1::Fingerprint::Field& field : manifest.fingerprint().fields())
-    fingerprint[field.name()] = field.value();
-  nlohmann::json heads = nlohmann::json::array();
-  for (const v1::HeadStatistics& head : manifest.head_statistics()) {
-    heads.push_back({{"layer", head.layer()},
-                     {"q_head", head.q_head()},
-                     {"entropy_nats", head.entropy_nats()},
-                     {"keys_for_75_mass", head.keys_for_75_mass()},
-                     {"samples", head.samples()}});
+    json["fingerprint"][field.name()] = field.value();
+  json["index"] = IndexToJson(manifest.index());
+  for (size_t i = 0; i < json["head_indexes"].size(); ++i) {
+    json["head_indexes"][i]["index"] =
+        IndexToJson(manifest.head_indexes(static_cast<int>(i)).index());
   }
-  nlohmann::json layers = nlohmann::json::array();
-  for (const v1::LayerSizes& layer : manifest.layer_sizes()) {
-    layers.push_back({{"layer", layer.layer()},
-                      {"key_bytes", layer.key_bytes()},
-                      {"value_bytes", layer.value_bytes()},
-                      {"index_bytes", layer.index_bytes()},
-                      {"summary_bytes", layer.summary_bytes()},
-                      {"sampled_query_bytes", layer.sampled_query_bytes()},
-                      {"query_drift_bytes", layer.query_drift_bytes()}});
-  }
-  const nlohmann::json index = IndexToJson(manifest.index());
+  json["probe_tokens"] = manifest.probe().token_ids_size();
+  json["weights_probe"] = {{"tensors", manifest.weights_probe().tensors_size()},
+                           {"values", ProbedValues(manifest)},
+                           {"bytes", manifest.weights_probe().ByteSizeLong()}};
+  Rename(json, "layer_sizes", "layer_bytes");
   const Sizes sizes = TotalSizes(manifest);
-  const nlohmann::json json = {{"name", manifest.name()},
-                               {"format_version", manifest.format_version()},
-                               {"context_id", ContextIdText(manifest)},
-                               {"content_id", manifest.content_id()},
-                               {"created_unix_s", manifest.created_unix_s()},
-                               {"program_version", manifest.program_version()},
-                               {"tokens", manifest.tokens()},
-                               {"layers", manifest.layers()},
-                               {"q_heads", manifest.q_heads()},
-                               {"kv_heads", manifest.kv_heads()},
-                               {"head_dim", manifest.head_dim()},
-                               {"kv_dtype", manifest.kv_dtype()},
-                               {"key_position", manifest.key_position()},
-                               {"prefill_attention", manifest.prefill_attention()},
-                               {"prefill_rope", manifest.prefill_rope()},
-                               {"segment_tokens", manifest.segment_tokens()},
-                               {"prefill_seconds", manifest.prefill_seconds()},
-                               {"fingerprint", fingerprint},
-                               {"token_ids_sha256", manifest.token_ids_sha256()},
-                               {"weights_probe",
-                                {{"tensors", manifest.weights_probe().tensors_size()},
-                                 {"values", ProbedValues(manifest)},
-                                 {"bytes", manifest.weights_probe().ByteSizeLong()}}},
-                               {"index", index},
-                               {"summary_rows", manifest.summary_rows()},
-                               {"sampled_queries", manifest.sampled_queries()},
-                               {"bytes",
-                                {{"keys", sizes.keys},
-                                 {"values", sizes.values},
-                                 {"index", sizes.index},
-                                 {"summaries", sizes.summaries},
-                                 {"sampled_queries", sizes.sampled_queries},
-                                 {"query_drift", sizes.query_drift}}},
-                               {"layer_bytes", layers},
-                               {"head_indexes", HeadIndexesToJson(manifest)},
-                               {"probe_tokens", manifest.probe().token_ids_size()},
-                               {"head_fidelity", FidelityToJson(manifest)},
-                               {"head_statistics", heads}};
-  return DumpJson(json);
+  json["bytes"] = {{"keys", sizes.keys},
+                   {"values", sizes.values},
+                   {"index", sizes.index},
+                   {"summaries", sizes.summaries},
+                   {"sampled_queries", sizes.sampled_queries},
+                   {"query_drift", sizes.query_drift}};
+  return json;
 }
 
 namespace {
 
 void PrintHeadTable(const v1::Manifest& manifest, const char* title,
                     float (v1::HeadStatistics::*value)() const) {
-  std::printf("\n%s\nlayer", title);
-  for (uint32_t h = 0; h < manifest.q_heads(); ++h) std::printf(" %7u", h);
+  absl::PrintF("\n%s\nlayer", title);
+  for (uint32_t h = 0; h < manifest.q_heads(); ++h) absl::PrintF(" %7u", h);
   for (int i = 0; i < manifest.head_statistics_size(); ++i) {
     const v1::HeadStatistics& head = manifest.head_statistics(i);
-    if (head.q_head() == 0) std::printf("\n%5u", head.layer());
-    std::printf(" %7.*f", value == &v1::HeadStatistics::entropy_nats ? 2 : 0, (head.*value)());
+    if (head.q_head() == 0) absl::PrintF("\n%5u", head.layer());
+    absl::PrintF(" %7.*f", value == &v1::HeadStatistics::entropy_nats ? 2 : 0, (head.*value)());
   }
-  std::printf("\n");
+  absl::PrintF("\n");
 }
 
 // What "auto" chose, and what it measured on queries that built nothing.
 void PrintHeadIndexes(const v1::Manifest& manifest) {
   if (manifest.head_indexes().empty()) return;
-  std::printf("\nindex by layer and KV head, measured when it was chosen\n");
-  std::printf("%5s %7s %-6s %7s %7s %7s %9s %9s\n", "layer", "KV head", "kind", "effort", "recall",
-              "mass", "us", "exact us");
+  absl::PrintF("\nindex by layer and KV head, measured when it was chosen\n");
+  absl::PrintF("%5s %7s %-6s %7s %7s %7s %9s %9s\n", "layer", "KV head", "kind", "effort", "recall",
+               "mass", "us", "exact us");
   for (const v1::HeadIndex& head : manifest.head_indexes()) {
-    std::printf("%5u %7u %-6s %7u %7.3f %7.3f %9.1f %9.1f\n", head.layer(), head.kv_head(),
-                head.index().kind().c_str(), head.index().effort(), head.recall(), head.mass(),
-                head.cost_us(), head.exact_us());
+    absl::PrintF("%5u %7u %-6s %7u %7.3f %7.3f %9.1f %9.1f\n", head.layer(), head.kv_head(),
+                 head.index().kind(), head.index().effort(), head.recall(), head.mass(),
+                 head.cost_us(), head.exact_us());
   }
 }
 
@@ -208,97 +138,92 @@ void PrintFidelity(const v1::Manifest& manifest) {
   const absl::StatusOr<std::vector<decoder::HeadErrors>> heads =
       decoder::ErrorsOf(facts, facts.summary_rows > 0);
   if (!heads.ok()) {
-    std::printf("\nfidelity was not measured\n");
+    absl::PrintF("\nfidelity was not measured\n");
     return;
   }
-  std::printf("\nrows per KV head for fast, balanced and faithful (errors");
+  absl::PrintF("\nrows per KV head for fast, balanced and faithful (errors");
   std::vector<decoder::RowPlan> plans;
   for (const decoder::Fidelity fidelity :
        {decoder::Fidelity::kFast, decoder::Fidelity::kBalanced, decoder::Fidelity::kFaithful}) {
     plans.push_back(decoder::PlanRows(*heads, 0, std::max<int64_t>(1, manifest.tokens()),
                                       decoder::TargetError(fidelity)));
-    std::printf(" %.3f", plans.back().error);
+    absl::PrintF(" %.3f", plans.back().error);
   }
-  std::printf(
+  absl::PrintF(
       "), measured on %s, and the share of the spread that its estimation term counts (-: no "
       "term)",
       decoder::MeasuredOnProbe(facts)
-          ? absl::StrFormat("a probe of %d tokens", manifest.probe().token_ids_size()).c_str()
+          ? absl::StrFormat("a probe of %d tokens", manifest.probe().token_ids_size())
           : "the document's own queries");
   for (int i = 0; i < manifest.head_fidelity_size(); ++i) {
     const v1::HeadFidelity& head = manifest.head_fidelity(i);
-    if (head.kv_head() == 0) std::printf("\n%5u", head.layer());
+    if (head.kv_head() == 0) absl::PrintF("\n%5u", head.layer());
     const auto at = static_cast<size_t>(i);
     const std::string share =
         head.estimate() ? absl::StrFormat("%.2f", head.spread_share()) : std::string("-");
-    std::printf("  %5lld %5lld %5lld %4s", static_cast<long long>(plans[0].rows[at]),
-                static_cast<long long>(plans[1].rows[at]),
-                static_cast<long long>(plans[2].rows[at]), share.c_str());
+    absl::PrintF("  %5d %5d %5d %4s", plans[0].rows[at], plans[1].rows[at], plans[2].rows[at],
+                 share);
   }
-  std::printf("\n");
+  absl::PrintF("\n");
 }
 
 }  // namespace
 
 void PrintManifest(const v1::Manifest& manifest) {
   const Sizes sizes = TotalSizes(manifest);
-  std::printf(
-      "%s: %lld tokens, %u layers, %u q heads, %u KV heads, head_dim %u, %s keys and values, keys "
+  absl::PrintF(
+      "%s: %d tokens, %u layers, %u q heads, %u KV heads, head_dim %u, %s keys and values, keys "
       "%s\n",
-      manifest.name().c_str(), static_cast<long long>(manifest.tokens()), manifest.layers(),
-      manifest.q_heads(), manifest.kv_heads(), manifest.head_dim(), manifest.kv_dtype().c_str(),
-      manifest.key_position().c_str());
-  std::printf(
-      "created %s by carrel %s in %.1f s; context id %s, format %u, segments of %lld tokens\n",
-      FormatTime(manifest.created_unix_s()).c_str(), manifest.program_version().c_str(),
-      manifest.prefill_seconds(), ContextIdText(manifest).c_str(), manifest.format_version(),
-      static_cast<long long>(manifest.segment_tokens()));
+      manifest.name(), manifest.tokens(), manifest.layers(), manifest.q_heads(),
+      manifest.kv_heads(), manifest.head_dim(), manifest.kv_dtype(), manifest.key_position());
+  absl::PrintF(
+      "created %s by carrel %s in %.1f s; context id %s, format %u, segments of %d tokens\n",
+      FormatTime(manifest.created_unix_s()), manifest.program_version(), manifest.prefill_seconds(),
+      ContextIdText(manifest), manifest.format_version(), manifest.segment_tokens());
   if (manifest.content_id().empty()) {
-    std::printf(
+    absl::PrintF(
         "unbound: files of format %u may be mixed with those of another store unseen; carrel "
         "upgrade %s binds them\n",
-        manifest.format_version(), manifest.name().c_str());
+        manifest.format_version(), manifest.name());
   } else {
-    std::printf("content id %s\n", manifest.content_id().c_str());
+    absl::PrintF("content id %s\n", manifest.content_id());
   }
-  std::printf("index %s", manifest.index().kind().c_str());
+  absl::PrintF("index %s", manifest.index().kind());
   const nlohmann::json index = IndexToJson(manifest.index());
   for (const auto& [name, value] : index.items()) {
-    if (name != "kind") std::printf(" %s=%s", name.c_str(), DumpJson(value).c_str());
+    if (name != "kind") absl::PrintF(" %s=%s", name, DumpJson(value));
   }
-  std::printf("\nkeys %s, values %s, index %s, sampled queries %s (%lld per layer and q head)\n",
-              FormatBytes(sizes.keys).c_str(), FormatBytes(sizes.values).c_str(),
-              FormatBytes(sizes.index).c_str(), FormatBytes(sizes.sampled_queries).c_str(),
-              static_cast<long long>(manifest.sampled_queries()));
+  absl::PrintF("\nkeys %s, values %s, index %s, sampled queries %s (%d per layer and q head)\n",
+               FormatBytes(sizes.keys), FormatBytes(sizes.values), FormatBytes(sizes.index),
+               FormatBytes(sizes.sampled_queries), manifest.sampled_queries());
   if (manifest.summary_rows() > 0) {
-    std::printf("summaries of clusters of about %u rows: %s\n", manifest.summary_rows(),
-                FormatBytes(sizes.summaries).c_str());
+    absl::PrintF("summaries of clusters of about %u rows: %s\n", manifest.summary_rows(),
+                 FormatBytes(sizes.summaries));
   } else {
-    std::printf("no summaries\n");
+    absl::PrintF("no summaries\n");
   }
   if (sizes.query_drift > 0) {
-    std::printf("drift of predicted queries: %s\n", FormatBytes(sizes.query_drift).c_str());
+    absl::PrintF("drift of predicted queries: %s\n", FormatBytes(sizes.query_drift));
   } else {
-    std::printf("no drift of predicted queries\n");
+    absl::PrintF("no drift of predicted queries\n");
   }
   if (!manifest.prefill_attention().empty()) {
-    std::printf("prefilled with attention %s, positions %s\n", manifest.prefill_attention().c_str(),
-                manifest.prefill_rope().c_str());
+    absl::PrintF("prefilled with attention %s, positions %s\n", manifest.prefill_attention(),
+                 manifest.prefill_rope());
   }
   PrintHeadIndexes(manifest);
-  std::printf("\nfingerprint\n");
+  absl::PrintF("\nfingerprint\n");
   for (const v1::Fingerprint::Field& field : manifest.fingerprint().fields())
-    std::printf("  %-28s %s\n", field.name().c_str(), field.value().c_str());
-  std::printf("  %-28s %s\n", "(document) token_ids_sha256", manifest.token_ids_sha256().c_str());
+    absl::PrintF("  %-28s %s\n", field.name(), field.value());
+  absl::PrintF("  %-28s %s\n", "(document) token_ids_sha256", manifest.token_ids_sha256());
   if (manifest.weights_probe().tensors().empty()) {
-    std::printf("  no sampled weights: no others can be shown to be made from these\n");
+    absl::PrintF("  no sampled weights: no others can be shown to be made from these\n");
   } else {
-    std::printf("  %lld sampled values of %d tensors: --weights derived can be asked\n",
-                static_cast<long long>(ProbedValues(manifest)),
-                manifest.weights_probe().tensors_size());
+    absl::PrintF("  %d sampled values of %d tensors: --weights derived can be asked\n",
+                 ProbedValues(manifest), manifest.weights_probe().tensors_size());
   }
   if (manifest.head_statistics().empty()) {
-    std::printf("\nno statistics of attention: keys are stored before RoPE\n");
+    absl::PrintF("\nno statistics of attention: keys are stored before RoPE\n");
     return;
   }
   PrintFidelity(manifest);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 namespace carrel::v1 {
@@ -12,7 +13,7 @@ namespace carrel::tools {
 
 std::string FormatTime(int64_t unix_s);  // of this place
 
-std::string ManifestJson(const v1::Manifest& manifest);  // one object
-void PrintManifest(const v1::Manifest& manifest);        // to standard output
+nlohmann::json ManifestJson(const v1::Manifest& manifest);
+void PrintManifest(const v1::Manifest& manifest);  // to standard output
 
 }  // namespace carrel::tools

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/file.h"
 #include "common/json.h"
 #include "common/status.h"
@@ -12,6 +13,7 @@
 #include "model/tokenizer/tokenizer.h"
 #include "synth/random.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/json_report.h"
 
 namespace carrel::tools {
 namespace {
@@ -70,11 +72,10 @@ absl::Status RunNeedle(NeedleFlags& flags) {
                       {"tokens", document->tokens},
                       {"questions", document->questions.size()}});
     if (flags.json) continue;
-    std::printf("%s.txt: %lld tokens, %d questions\n", base.c_str(),
-                static_cast<long long>(document->tokens),
-                static_cast<int>(document->questions.size()));
+    absl::PrintF("%s.txt: %d tokens, %d questions\n", base, document->tokens,
+                 document->questions.size());
   }
-  if (flags.json) std::printf("%s\n", DumpJson(report).c_str());
+  if (flags.json) PrintJson(report);
   return absl::OkStatus();
 }
 

@@ -10,7 +10,6 @@
 #include "carrel/v1/context.pb.h"
 #include "common/checksum.h"
 #include "common/freed_memory.h"
-#include "common/json.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "kvstore/remote/push_ahead.h"
@@ -25,6 +24,7 @@
 #include "tools/carrel/commands.h"
 #include "tools/carrel/document_file.h"
 #include "tools/carrel/index_flags.h"
+#include "tools/carrel/json_report.h"
 #include "tools/carrel/lab.h"
 #include "tools/carrel/retrieval_flags.h"
 #include "tools/carrel/store_flags.h"
@@ -125,32 +125,30 @@ void Print(const PrefillFlags& flags, const prefill::PrefillReport& report) {
                                  {"recheck_worst", report.recheck_worst},
                                  {"publish_seconds", report.publish_seconds},
                                  {"shares", Shares(report)}};
-    std::printf("%s\n", DumpJson(json).c_str());
+    PrintJson(json);
     return;
   }
-  std::printf(
+  absl::PrintF(
       "%s: %d tokens in %.1f s (%.0f tokens/s), %s stored of which %s index, peak memory %s\n",
-      flags.config.name.c_str(), static_cast<int>(report.tokens), report.seconds,
-      report.tokens_per_s, FormatBytes(report.stored_bytes).c_str(),
-      FormatBytes(report.index_bytes).c_str(), FormatBytes(report.peak_memory_bytes).c_str());
+      flags.config.name, report.tokens, report.seconds, report.tokens_per_s,
+      FormatBytes(report.stored_bytes), FormatBytes(report.index_bytes),
+      FormatBytes(report.peak_memory_bytes));
   if (flags.config.device == model::Device::kCuda) {
-    std::printf(
+    absl::PrintF(
         "on the GPU: %.2f s of attention, %.2f s of everything else; waited %.2f s for copies, "
         "%.2f s for indexes and files, %.2f s for publication; %s of its memory\n",
         report.times.attention, report.times.projections, report.times.copy_out_wait,
-        report.index_wait_seconds, report.publish_seconds,
-        FormatBytes(report.device_bytes).c_str());
+        report.index_wait_seconds, report.publish_seconds, FormatBytes(report.device_bytes));
   }
   if (report.recheck_tokens > 0) {
-    std::printf("checked: %d of its tokens, computed again, are right (%.2f s)\n",
-                static_cast<int>(report.recheck_tokens), report.recheck_seconds);
+    absl::PrintF("checked: %d of its tokens, computed again, are right (%.2f s)\n",
+                 report.recheck_tokens, report.recheck_seconds);
   } else {
-    std::printf("not checked: no token was computed again (--lab recheck=%d, attention=%s)\n",
-                static_cast<int>(flags.config.recheck_tokens),
-                prefill::AttentionText(flags.config.attention).c_str());
+    absl::PrintF("not checked: no token was computed again (--lab recheck=%d, attention=%s)\n",
+                 flags.config.recheck_tokens, prefill::AttentionText(flags.config.attention));
   }
   if (report.resumed_layers > 0)
-    std::printf("went on after %d finished layers of an interrupted job\n", report.resumed_layers);
+    absl::PrintF("went on after %d finished layers of an interrupted job\n", report.resumed_layers);
 }
 
 // Whether an earlier run of the command computed the context already, and was interrupted while it
@@ -168,7 +166,7 @@ bool IsComputed(const absl::StatusOr<v1::Manifest>& found, const model::Checkpoi
   return found->token_ids_sha256() == Sha256Hex(bytes);
 }
 
-// Says how it went, unless a report as JSON comes at the end.
+// Says how it went, unless a report as JSON comes at the end: of a context that stays here it is this one.
 absl::Status PrefillHere(const PrefillFlags& flags, const model::Checkpoint& checkpoint,
                          const std::vector<TokenId>& tokens, kvstore::Store& store,
                          ThreadPool* pool, Progress& progress) {
@@ -177,7 +175,7 @@ absl::Status PrefillHere(const PrefillFlags& flags, const model::Checkpoint& che
   progress.Clear();
   if (!report.ok())
     return Annotate(report.status(), absl::StrCat("prefill of \"", flags.config.name, "\""));
-  if (!flags.json) Print(flags, *report);
+  if (!flags.json || flags.config.sealed == nullptr) Print(flags, *report);
   return absl::OkStatus();
 }
 
@@ -185,18 +183,16 @@ absl::Status PrefillHere(const PrefillFlags& flags, const model::Checkpoint& che
 absl::Status PrefillIntoServer(PrefillFlags& flags, const model::Checkpoint& checkpoint,
                                const std::vector<TokenId>& tokens, kvstore::Store& store,
                                ThreadPool* pool) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<library::StoreAccess> served,
-                   library::StoreAccess::Open(flags.served, kvstore::StoreMode::kReadOnly));
-  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client,
-                   served->NewContextClient());
+  ASSIGN_OR_RETURN(const ConnectedStore served,
+                   flags.served.Connect(kvstore::StoreMode::kReadOnly));
   const absl::StatusOr<v1::Manifest> found = store.GetManifest(flags.config.name);
   const bool computed = IsComputed(found, checkpoint, tokens);
-  RETURN_IF_ERROR(
-      library::CheckNameIsFreeAt(*client, flags.config.name, computed ? found->content_id() : ""));
+  RETURN_IF_ERROR(library::CheckNameIsFreeAt(*served.client, flags.config.name,
+                                             computed ? found->content_id() : ""));
   Progress progress(flags.quiet ? Progress::Mode::kQuiet : Progress::ModeFor(stderr));
   int64_t bytes_ahead = 0;
   if (!computed) {
-    library::AheadSender ahead(client.get(), flags.config.name);
+    library::AheadSender ahead(served.client.get(), flags.config.name);
     flags.config.sealed = [&ahead](const prefill::SealedLayer& layer) {
       const auto id = kvstore::ContextId::FromBytes(layer.context_id);
       for (size_t i = 0; id.has_value() && i < layer.paths.size(); ++i) {
@@ -212,25 +208,24 @@ absl::Status PrefillIntoServer(PrefillFlags& flags, const model::Checkpoint& che
     flags.config.sealed = nullptr;
   }
   const absl::StatusOr<v1::ImportReply> moved =
-      library::MoveContext(store, flags.config.name, *client, progress);
+      library::MoveContext(store, flags.config.name, *served.client, progress);
   progress.Clear();
   if (!moved.ok()) {
     return Annotate(moved.status(),
                     absl::StrCat("sending \"", flags.config.name, "\" to ", flags.served.server,
                                  "; the same command goes on"));
   }
-  if (flags.json) {
-    const nlohmann::json json = {
-        {"name", moved->name()},         {"tokens", tokens.size()},
-        {"server", flags.served.server}, {"content_id", moved->content_id()},
-        {"bytes", moved->bytes()},       {"bytes_ahead", bytes_ahead}};
-    std::printf("%s\n", DumpJson(json).c_str());
-  } else {
-    std::printf("sent to %s: %s, of which %s while later layers were computed, content id %s\n",
-                flags.served.server.c_str(), FormatBytes(moved->bytes()).c_str(),
-                FormatBytes(bytes_ahead).c_str(), moved->content_id().c_str());
-  }
-  return absl::OkStatus();
+  return Report(flags.json,
+                {{"name", moved->name()},
+                 {"tokens", tokens.size()},
+                 {"server", flags.served.server},
+                 {"content_id", moved->content_id()},
+                 {"bytes", moved->bytes()},
+                 {"bytes_ahead", bytes_ahead}},
+                absl::StrFormat(
+                    "sent to %s: %s, of which %s while later layers were computed, content id %s\n",
+                    flags.served.server, FormatBytes(moved->bytes()), FormatBytes(bytes_ahead),
+                    moved->content_id()));
 }
 
 // Prefills in the staging folder, unless that is done, while finished layers go into the bucket; the context is
@@ -273,21 +268,18 @@ absl::Status PrefillIntoBucket(PrefillFlags& flags, const kvstore::Bucket& bucke
                                                   "; the same command goes on"));
   }
   RETURN_IF_ERROR(store.Delete(name));
-  if (flags.json) {
-    std::printf("%s\n", DumpJson(nlohmann::json{{"name", name},
-                                                {"tokens", tokens.size()},
-                                                {"store", flags.bucket_uri},
-                                                {"content_id", pushed->content_id},
-                                                {"bytes", pushed->bytes},
-                                                {"sent_bytes", pushed->sent_bytes},
-                                                {"bytes_ahead", ahead.sent_ahead()}})
-                            .c_str());
-  } else {
-    std::printf("sent to %s: %s, of which %s while layers were computed, content id %s\n",
-                flags.bucket_uri.c_str(), FormatBytes(pushed->bytes).c_str(),
-                FormatBytes(ahead.sent_ahead()).c_str(), pushed->content_id.c_str());
-  }
-  return absl::OkStatus();
+  return Report(
+      flags.json,
+      {{"name", name},
+       {"tokens", tokens.size()},
+       {"store", flags.bucket_uri},
+       {"content_id", pushed->content_id},
+       {"bytes", pushed->bytes},
+       {"sent_bytes", pushed->sent_bytes},
+       {"bytes_ahead", ahead.sent_ahead()}},
+      absl::StrFormat("sent to %s: %s, of which %s while layers were computed, content id %s\n",
+                      flags.bucket_uri, FormatBytes(pushed->bytes), FormatBytes(ahead.sent_ahead()),
+                      pushed->content_id));
 }
 
 // Where the work is done, and where the context goes.
@@ -365,13 +357,7 @@ absl::Status RunPrefillCommand(PrefillFlags& flags) {
   if (!flags.served.server.empty())
     return PrefillIntoServer(flags, checkpoint, tokens, *store, &pool);
   Progress progress(flags.quiet ? Progress::Mode::kQuiet : Progress::ModeFor(stderr));
-  absl::StatusOr<prefill::PrefillReport> report =
-      prefill::RunPrefill(flags.config, checkpoint, tokens, *store, &pool, progress);
-  progress.Clear();
-  if (!report.ok())
-    return Annotate(report.status(), absl::StrCat("prefill of \"", flags.config.name, "\""));
-  Print(flags, *report);
-  return absl::OkStatus();
+  return PrefillHere(flags, checkpoint, tokens, *store, &pool, progress);
 }
 
 // What belongs to the lab, beside --summaries.

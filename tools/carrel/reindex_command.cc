@@ -3,13 +3,14 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "common/json.h"
+#include "absl/strings/str_format.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "kvstore/storage/store.h"
 #include "prefill/reindex.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/index_flags.h"
+#include "tools/carrel/json_report.h"
 #include "tools/carrel/known_names.h"
 #include "tools/carrel/retrieval_flags.h"
 
@@ -45,15 +46,14 @@ absl::Status RunReindex(ReindexFlags& flags) {
         {"tokens", report->tokens},           {"index", flags.index.kind},
         {"seconds", report->seconds},         {"stored_bytes", report->stored_bytes},
         {"index_bytes", report->index_bytes}, {"summary_bytes", report->summary_bytes}};
-    std::printf("%s\n", DumpJson(json).c_str());
+    PrintJson(json);
     return absl::OkStatus();
   }
-  std::printf("%s: rows of %s with index %s in %.1f s, %s stored of which %s index\n",
-              flags.config.name.c_str(), flags.config.from.c_str(), flags.index.kind.c_str(),
-              report->seconds, FormatBytes(report->stored_bytes).c_str(),
-              FormatBytes(report->index_bytes).c_str());
+  absl::PrintF("%s: rows of %s with index %s in %.1f s, %s stored of which %s index\n",
+               flags.config.name, flags.config.from, flags.index.kind, report->seconds,
+               FormatBytes(report->stored_bytes), FormatBytes(report->index_bytes));
   if (report->probe_tokens == 0)
-    std::printf("fidelity is measured on the document's own queries: a probe's are not kept\n");
+    absl::PrintF("fidelity is measured on the document's own queries: a probe's are not kept\n");
   return absl::OkStatus();
 }
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "common/status.h"
 #include "decoder/fidelity.h"
@@ -313,10 +314,8 @@ absl::StatusOr<std::vector<TokenId>> EncodeText(
   model::Tokenizer::Dropped dropped;
   absl::StatusOr<std::vector<TokenId>> ids = encode(&dropped);
   if (ids.ok() && dropped.bytes > 0) {
-    std::fprintf(stderr,
-                 "%s: left out %lld bytes without a token, the first 0x%02x at offset %lld\n",
-                 what.c_str(), static_cast<long long>(dropped.bytes), dropped.first_byte,
-                 static_cast<long long>(dropped.first_offset));
+    absl::FPrintF(stderr, "%s: left out %d bytes without a token, the first 0x%02x at offset %d\n",
+                  what, dropped.bytes, dropped.first_byte, dropped.first_offset);
   }
   return ids;
 }
@@ -357,7 +356,7 @@ absl::StatusOr<std::shared_ptr<library::StoreAccess>> OpenStore(const RetrievalF
         absl::StrCat("request-timeout=", flags.request_timeout,
                      " is no duration from 1ms to 24h, such as 30s or 2m"));
   }
-  store.tell = [](const std::string& what) { std::fprintf(stderr, "carrel: %s\n", what.c_str()); };
+  store.tell = [](const std::string& what) { absl::FPrintF(stderr, "carrel: %s\n", what); };
   return library::StoreAccess::Open(store, kvstore::StoreMode::kReadOnly);
 }
 
@@ -391,7 +390,7 @@ absl::StatusOr<serving::OpenedContext> OpenContext(const RetrievalFlags& flags,
   ASSIGN_OR_RETURN(serving::OpenedContext context,
                    engine.Open(flags.context, flags.config.content_id, count));
   if (context.derived.has_value()) {
-    std::fprintf(stderr, "%s\n", library::DescribeDerived(*context.derived).c_str());
+    absl::FPrintF(stderr, "%s\n", library::DescribeDerived(*context.derived));
   }
   return context;
 }

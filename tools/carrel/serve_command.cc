@@ -4,33 +4,48 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "common/freed_memory.h"
+#include "common/metrics.h"
 #include "common/scheduling.h"
 #include "common/status.h"
 #include "common/usable_cores.h"
 #include "kvstore/access/access.h"
+#include "kvstore/access/audit_log.h"
 #include "kvstore/engine/engine.h"
+#include "kvstore/engine/request_metrics.h"
+#include "kvstore/replica/residence_metrics.h"
 #include "kvstore/service/metrics_listener.h"
+#include "kvstore/service/metrics_text.h"
 #include "kvstore/service/server.h"
 #include "kvstore/service/supervisor.h"
 #include "kvstore/storage/store.h"
-#include "tools/carrel/access_flags.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/config_file.h"
-#include "tools/carrel/observe_flags.h"
+#include "tools/carrel/log_format.h"
 #include "tools/carrel/replica_flags.h"
 #include "tools/carrel/signal_pipe.h"
 
 namespace carrel::tools {
 namespace {
+
+// Who may do what: keys, TLS, the audit log.
+struct AccessFlags {
+  std::string keys;
+  TlsFiles tls;
+  bool insecure = false;
+  std::string socket_mode = "0600";  // octal
+  std::string audit_log;
+};
 
 struct ServeFlags {
   std::string folder;
@@ -38,7 +53,8 @@ struct ServeFlags {
   kvstore::ServerConfig server;
   AccessFlags access;
   kvstore::EngineConfig engine;
-  ObserveFlags observe;
+  std::string metrics;  // "HOST:PORT" or "PORT"; empty: no port
+  LogFlags log;
   bool read_only = false;
   int64_t memory_mib = 0;
   // A terabyte in 17 hours, at a thousandth of a core.
@@ -71,8 +87,9 @@ constexpr int kExitUnanswering = 3;
 // A server whose listener or gRPC is stuck looks alive to everyone but its clients. What it holds is
 // lost in any case; a supervisor starts another.
 [[noreturn]] void GiveUp(const absl::Status& status) {
-  std::fprintf(stderr, "carrel serve: %d probes of this server failed, the last with %s: it ends\n",
-               kvstore::Watchdog::kFailures, status.ToString().c_str());
+  absl::FPrintF(stderr,
+                "carrel serve: %d probes of this server failed, the last with %s: it ends\n",
+                kvstore::Watchdog::kFailures, status.ToString());
   _exit(kExitUnanswering);
 }
 
@@ -84,7 +101,7 @@ void Drain(kvstore::Server& server, const SignalPipe& signals, absl::Duration wa
   });
   for (int signal = signals.Wait(); signal != 0; signal = signals.Wait()) {
     if (signal == SIGHUP) continue;
-    std::fprintf(stderr, "carrel serve: %s again: sessions are cut\n", strsignal(signal));
+    absl::FPrintF(stderr, "carrel serve: %s again: sessions are cut\n", strsignal(signal));
     server.HurryUp();
   }
   drain.join();
@@ -94,12 +111,12 @@ void Drain(kvstore::Server& server, const SignalPipe& signals, absl::Duration wa
 // what was published since is seen.
 void ReadAgain(const ServeFlags& flags, kvstore::AuditLog* audit, kvstore::Engine& engine) {
   if (const absl::Status status = engine.Refresh(); !status.ok()) {
-    std::fprintf(stderr, "carrel serve: SIGHUP: %s\n", status.ToString().c_str());
+    absl::FPrintF(stderr, "carrel serve: SIGHUP: %s\n", status.ToString());
   }
   if (audit != nullptr) {
     if (const absl::Status status = audit->Reopen(); !status.ok()) {
-      std::fprintf(stderr, "carrel serve: SIGHUP: %s; lines go on to where they went\n",
-                   std::string(status.message()).c_str());
+      absl::FPrintF(stderr, "carrel serve: SIGHUP: %s; lines go on to where they went\n",
+                    status.message());
     }
   }
   if (flags.server.access != nullptr) flags.server.access->Reload().IgnoreError();  // it logs
@@ -154,18 +171,67 @@ absl::Status ResolveNumbers(ServeFlags& flags) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<uint32_t> ParseMode(const std::string& text) {
+  uint32_t mode = 0;
+  for (const char c : text) {
+    if (c < '0' || c > '7' || mode > 0777) mode = 01000;
+    mode = mode * 8 + static_cast<uint32_t>(c - '0');
+  }
+  if (!text.empty() && mode <= 0777) return mode;
+  return absl::InvalidArgumentError(
+      absl::StrCat("socket-mode=", text.substr(0, 32), " is no octal mode in 0 .. 0777"));
+}
+
+// Into the server's configuration; the audit log outlives it. Null: none is wanted.
+absl::StatusOr<std::unique_ptr<kvstore::AuditLog>> ApplyAccess(const AccessFlags& flags,
+                                                               kvstore::ServerConfig& config) {
+  ASSIGN_OR_RETURN(config.socket_mode, ParseMode(flags.socket_mode));
+  config.tls = flags.tls;
+  config.insecure = flags.insecure;
+  if (!flags.keys.empty()) {
+    ASSIGN_OR_RETURN(config.access, kvstore::Access::Create(flags.keys));
+  }
+  std::unique_ptr<kvstore::AuditLog> log;
+  if (!flags.audit_log.empty()) {
+    ASSIGN_OR_RETURN(log, kvstore::AuditLog::Open(flags.audit_log));
+  }
+  config.audit = log.get();
+  return log;
+}
+
+// Where Prometheus scrapes; null: nowhere. Engine, server and residence (may be null) outlive it.
+absl::StatusOr<std::unique_ptr<kvstore::MetricsListener>> Listen(
+    const std::string& metrics, kvstore::Engine* engine, kvstore::Server* server,
+    const kvstore::Residence* residence) {
+  if (metrics.empty()) return nullptr;
+  kvstore::DeclareMetrics();
+  return kvstore::MetricsListener::Start(metrics, [engine, server, residence] {
+    std::vector<MetricFamily> families = SnapshotMetrics();
+    for (std::vector<MetricFamily> more :
+         {kvstore::EngineMetrics(engine->Statistics()),
+          kvstore::ServiceMetrics(server->statistics()), kvstore::TenantMetrics(server->tenants()),
+          kvstore::ProcessMetrics(),
+          residence == nullptr ? std::vector<MetricFamily>()
+                               : kvstore::ResidenceMetrics(residence->Statistics())}) {
+      families.insert(families.end(), std::make_move_iterator(more.begin()),
+                      std::make_move_iterator(more.end()));
+    }
+    return kvstore::MetricsText(families);
+  });
+}
+
 absl::Status RunServe(ServeFlags& flags) {
   RETURN_IF_ERROR(flags.replica.Resolve(flags.read_only, flags.folder));
   if (flags.folder.empty()) {
     return absl::InvalidArgumentError("serve: --store, or --remote, is required");
   }
-  RETURN_IF_ERROR(SetUpLog(flags.observe.log));
+  RETURN_IF_ERROR(SetUpLog(flags.log));
   RETURN_IF_ERROR(ResolveNumbers(flags));
   BoundHeaps();
   WakeSoon();  // of all that is started from here on
   ASSIGN_OR_RETURN(const SignalPipe signals, SignalPipe::Catch({SIGTERM, SIGINT, SIGHUP}));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::AuditLog> audit,
-                   flags.access.Apply(flags.server));
+                   ApplyAccess(flags.access, flags.server));
   ASSIGN_OR_RETURN(
       std::unique_ptr<kvstore::Store> store,
       kvstore::Store::Open(flags.folder, flags.read_only ? kvstore::StoreMode::kReadOnly
@@ -179,30 +245,27 @@ absl::Status RunServe(ServeFlags& flags) {
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Server> server,
                    kvstore::Server::Start(flags.server, engine.get()));
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::MetricsListener> metrics,
-                   flags.observe.Listen(engine.get(), server.get(), residence.get()));
+                   Listen(flags.metrics, engine.get(), server.get(), residence.get()));
   std::unique_ptr<kvstore::Warming> warming =
       flags.replica.StartWarming(residence.get(), [&server] {
-        std::fprintf(stderr, "carrel serve: what --warm names is here\n");
+        absl::FPrintF(stderr, "carrel serve: what --warm names is here\n");
         server->SetReady();
       });
-  std::fprintf(stderr,
-               "carrel serve: %s%s ready on %s; memory budget %lld MiB, and %lld MiB for "
-               "requests, %d threads, queue of %lld, %lld connections of %lld file "
-               "descriptors\n",
-               flags.folder.c_str(),
-               flags.read_only         ? " (read-only)"
-               : flags.replica.given() ? absl::StrCat(" of ", flags.replica.remote).c_str()
-                                       : "",
-               absl::StrJoin(server->addresses(), " ").c_str(),
-               static_cast<long long>(engine->config().memory_budget_bytes >> 20),
-               static_cast<long long>(engine->config().request_budget_bytes >> 20),
-               flags.engine.search_threads > 0 ? flags.engine.search_threads : UsableCores(),
-               static_cast<long long>(flags.engine.queue_limit),
-               static_cast<long long>(server->statistics().max_connections),
-               static_cast<long long>(server->statistics().max_descriptors));
+  absl::FPrintF(stderr,
+                "carrel serve: %s%s ready on %s; memory budget %d MiB, and %d MiB for "
+                "requests, %d threads, queue of %d, %d connections of %d file "
+                "descriptors\n",
+                flags.folder,
+                flags.read_only         ? " (read-only)"
+                : flags.replica.given() ? absl::StrCat(" of ", flags.replica.remote)
+                                        : "",
+                absl::StrJoin(server->addresses(), " "), engine->config().memory_budget_bytes >> 20,
+                engine->config().request_budget_bytes >> 20,
+                flags.engine.search_threads > 0 ? flags.engine.search_threads : UsableCores(),
+                flags.engine.queue_limit, server->statistics().max_connections,
+                server->statistics().max_descriptors);
   if (metrics != nullptr) {
-    std::fprintf(stderr, "carrel serve: metrics on http://%s/metrics\n",
-                 metrics->address().c_str());
+    absl::FPrintF(stderr, "carrel serve: metrics on http://%s/metrics\n", metrics->address());
   }
   auto watchdog = std::make_unique<kvstore::Watchdog>(
       kvstore::WatchdogPeriod(kWatch), [&] { return server->Probe(kProbe); }, &GiveUp);
@@ -212,13 +275,40 @@ absl::Status RunServe(ServeFlags& flags) {
   watchdog = nullptr;
   warming = nullptr;
   kvstore::NotifySupervisor("STOPPING=1");
-  std::fprintf(stderr,
-               "carrel serve: %s: no new sessions, waiting up to %.0f s for %lld open ones\n",
-               strsignal(signal), flags.drain_seconds, static_cast<long long>(engine->sessions()));
+  absl::FPrintF(stderr,
+                "carrel serve: %s: no new sessions, waiting up to %.0f s for %d open ones\n",
+                strsignal(signal), flags.drain_seconds, engine->sessions());
   if (residence != nullptr) residence->End();  // nobody waits for a bucket any more
   Drain(*server, signals, absl::Seconds(flags.drain_seconds));
-  std::fprintf(stderr, "carrel serve: stopped\n");
+  absl::FPrintF(stderr, "carrel serve: stopped\n");
   return absl::OkStatus();
+}
+
+// Who may do what, and what operators are told.
+void DeclareAccess(CLI::App& command, ServeFlags& serve) {
+  AccessFlags& flags = serve.access;
+  command.add_option(
+      "--keys", flags.keys,
+      "file that says who may do what (docs/trust.md); read again when it changes; see "
+      "carrel keys. Without: a Unix socket's callers may do all, others list and open");
+  command.add_option("--tls-cert", flags.tls.certificate,
+                     "TLS on TCP addresses: certificate chain; read again when it changes");
+  command.add_option("--tls-key", flags.tls.key, "key of --tls-cert");
+  command.add_option("--tls-client-ca", flags.tls.ca,
+                     "clients must have a certificate of one of these authorities");
+  command.add_flag(
+      "--insecure", flags.insecure,
+      "listen where others than this machine can reach it, although TLS or credentials "
+      "(--keys or --tls-client-ca) are missing");
+  command.add_option("--socket-mode", flags.socket_mode, "mode of Unix sockets' files, octal");
+  command.add_option("--audit-log", flags.audit_log,
+                     "file to which one JSON line is appended per session, deletion and denial; "
+                     "opened again on SIGHUP");
+  command.add_option("--metrics", serve.metrics,
+                     "HOST:PORT or PORT (on 127.0.0.1) where Prometheus finds /metrics; names of "
+                     "contexts and keys are seen there; not given: nowhere");
+  command.add_option("--log-format", serve.log.format, "text or json: one object a line");
+  command.add_option("--log-level", serve.log.level, "trace, debug, info, warning, error or off");
 }
 
 }  // namespace
@@ -274,8 +364,7 @@ void AddServe(CLI::App& app, Run& chosen) {
   command.add_option("--keep-imports", flags->keep_imports,
                      "how long what an interrupted import left waits for somebody to go on; 0: for "
                      "ever");
-  flags->access.Declare(command);
-  flags->observe.Declare(command);
+  DeclareAccess(command, *flags);
   UseConfigFile(command);
   command.callback([flags, &chosen, &command] {
     const bool socket_mode_given = command.get_option("--socket-mode")->count() > 0;

@@ -2,6 +2,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include "common/status.h"
+
 namespace carrel::tools {
 
 void StoreFlags::Declare(CLI::App& command) {
@@ -43,6 +45,13 @@ void StoreFlags::DeclareLogin(CLI::App& command) {
       .add_option("--key-file", key_file,
                   "file with the key that the server wants; $CARREL_KEY_FILE")
       ->envname("CARREL_KEY_FILE");
+}
+
+absl::StatusOr<ConnectedStore> StoreFlags::Connect(kvstore::StoreMode mode) const {
+  ConnectedStore connected;
+  ASSIGN_OR_RETURN(connected.store, library::StoreAccess::Open(*this, mode));
+  ASSIGN_OR_RETURN(connected.client, connected.store->NewContextClient());
+  return connected;
 }
 
 }  // namespace carrel::tools

@@ -5,13 +5,13 @@
 
 #include "absl/strings/str_format.h"
 #include "carrel/v1/context.pb.h"
-#include "common/json.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "kvstore/storage/store.h"
 #include "synth/synth.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/index_flags.h"
+#include "tools/carrel/json_report.h"
 #include "tools/carrel/retrieval_flags.h"
 
 namespace carrel::tools {
@@ -57,24 +57,23 @@ void Print(const SynthFlags& flags, const synth::SynthReport& report) {
                                  {"stored_bytes", report.stored_bytes},
                                  {"index_bytes", report.index_bytes},
                                  {"fit", layers}};
-    std::printf("%s\n", DumpJson(json).c_str());
+    PrintJson(json);
     return;
   }
-  std::printf(
+  absl::PrintF(
       "%s: %d tokens x %d layers x %d KV heads x %d in %.1f s, of which drawing %.1f s; %s "
       "stored\n",
-      flags.config.name.c_str(), static_cast<int>(flags.config.tokens), report.shape.layers,
-      report.shape.kv_heads, report.shape.head_dim, report.seconds, report.draw_seconds,
-      FormatBytes(report.stored_bytes).c_str());
-  std::printf(
+      flags.config.name, flags.config.tokens, report.shape.layers, report.shape.kv_heads,
+      report.shape.head_dim, report.seconds, report.draw_seconds, FormatBytes(report.stored_bytes));
+  absl::PrintF(
       "source / result, at the positions sampled in the source:\n"
       "layer (like)   query-key gap   entropy (nats)   keys for 75%% mass     peak\n");
   for (const synth::LayerFit& layer : report.layers) {
     const synth::HeadFit& from = layer.source;
     const synth::HeadFit& made = layer.made;
-    std::printf("%5d (%d)     %6.2f / %-6.2f %7.2f / %-6.2f %9.1f / %-8.1f %6.2f / %-6.2f\n",
-                layer.layer, layer.source_layer, from.gap, made.gap, from.entropy, made.entropy,
-                from.keys_for_75_mass, made.keys_for_75_mass, from.peak, made.peak);
+    absl::PrintF("%5d (%d)     %6.2f / %-6.2f %7.2f / %-6.2f %9.1f / %-8.1f %6.2f / %-6.2f\n",
+                 layer.layer, layer.source_layer, from.gap, made.gap, from.entropy, made.entropy,
+                 from.keys_for_75_mass, made.keys_for_75_mass, from.peak, made.peak);
   }
 }
 

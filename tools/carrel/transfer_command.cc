@@ -12,13 +12,14 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "carrel/v1/context.pb.h"
-#include "common/json.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "kvstore/service/context_client.h"
 #include "kvstore/storage/context_stream.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/json_report.h"
 #include "tools/carrel/known_names.h"
 #include "tools/carrel/store_flags.h"
 
@@ -43,15 +44,11 @@ absl::Status WriteAll(int fd, const std::string& path, absl::string_view bytes) 
   return absl::OkStatus();
 }
 
-void Report(const TransferFlags& flags, const std::string& name, const std::string& content_id,
-            int64_t bytes, const char* what) {
-  if (flags.json) {
-    const nlohmann::json json = {{"name", name}, {"content_id", content_id}, {"bytes", bytes}};
-    std::printf("%s\n", DumpJson(json).c_str());
-    return;
-  }
-  std::printf("%s %s: %s, content id %s\n", what, name.c_str(), FormatBytes(bytes).c_str(),
-              content_id.c_str());
+absl::Status ReportMoved(const TransferFlags& flags, const std::string& name,
+                         const std::string& content_id, int64_t bytes, const char* what) {
+  return Report(
+      flags.json, {{"name", name}, {"content_id", content_id}, {"bytes", bytes}},
+      absl::StrFormat("%s %s: %s, content id %s\n", what, name, FormatBytes(bytes), content_id));
 }
 
 Progress ProgressOf(const TransferFlags& flags) {
@@ -80,12 +77,10 @@ absl::StatusOr<int64_t> Send(kvstore::ContextClient& client, const v1::Manifest&
 // FILE appears whole or not at all.
 absl::Status RunExport(const TransferFlags& flags) {
   RETURN_IF_ERROR(flags.store.Validate());
-  ASSIGN_OR_RETURN(const std::unique_ptr<library::StoreAccess> store,
-                   library::StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
-  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client, store->NewContextClient());
-  ASSIGN_OR_RETURN(const v1::Manifest manifest, client->Get(flags.name));
+  ASSIGN_OR_RETURN(const ConnectedStore at, flags.store.Connect(kvstore::StoreMode::kReadOnly));
+  ASSIGN_OR_RETURN(const v1::Manifest manifest, at.client->Get(flags.name));
   if (flags.file == "-") {
-    return Send(*client, manifest, STDOUT_FILENO, "standard output", flags).status();
+    return Send(*at.client, manifest, STDOUT_FILENO, "standard output", flags).status();
   }
   if (access(flags.file.c_str(), F_OK) == 0) {
     return absl::AlreadyExistsError(absl::StrCat(flags.file, " exists; remove it first"));
@@ -94,7 +89,7 @@ absl::Status RunExport(const TransferFlags& flags) {
   const int fd = open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (fd < 0) return ErrnoStatus(errno, absl::StrCat(part, ": create"));
   const absl::Cleanup close_it = [fd] { close(fd); };
-  const absl::StatusOr<int64_t> sent = Send(*client, manifest, fd, flags.file, flags);
+  const absl::StatusOr<int64_t> sent = Send(*at.client, manifest, fd, flags.file, flags);
   absl::Status status = sent.status();
   if (status.ok() && fsync(fd) != 0) status = ErrnoStatus(errno, absl::StrCat(part, ": fsync"));
   if (status.ok() && rename(part.c_str(), flags.file.c_str()) != 0) {
@@ -104,8 +99,7 @@ absl::Status RunExport(const TransferFlags& flags) {
     unlink(part.c_str());
     return status;
   }
-  Report(flags, manifest.name(), manifest.content_id(), *sent, "exported");
-  return absl::OkStatus();
+  return ReportMoved(flags, manifest.name(), manifest.content_id(), *sent, "exported");
 }
 
 // Bytes of a stream from any offset on: a file is read there, a pipe read on until there.
@@ -156,20 +150,18 @@ absl::Status RunImport(const TransferFlags& flags) {
   const absl::Cleanup close_it = [fd, from_file] {
     if (from_file) close(fd);
   };
-  ASSIGN_OR_RETURN(const std::unique_ptr<library::StoreAccess> store,
-                   library::StoreAccess::Open(flags.store, kvstore::StoreMode::kReadWrite));
-  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::ContextClient> client, store->NewContextClient());
+  ASSIGN_OR_RETURN(const ConnectedStore at, flags.store.Connect(kvstore::StoreMode::kReadWrite));
   StreamSource source(fd, path);
   Progress progress = ProgressOf(flags);
-  const absl::StatusOr<v1::ImportReply> imported = client->Import(
+  const absl::StatusOr<v1::ImportReply> imported = at.client->Import(
       flags.name, [&](int64_t offset) { return source.At(offset); },
       [&](int64_t position, int64_t bytes) {
         if (bytes > 0) progress.Update(static_cast<double>(position) / bytes, path);
       });
   progress.Clear();
   if (!imported.ok()) return Annotate(imported.status(), path);
-  Report(flags, imported->name(), imported->content_id(), imported->bytes(), "imported");
-  return absl::OkStatus();
+  return ReportMoved(flags, imported->name(), imported->content_id(), imported->bytes(),
+                     "imported");
 }
 
 CLI::App& Declare(CLI::App& app, const char* name, const char* description,

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "carrel/v1/context.pb.h"
 #include "common/json.h"
 #include "common/progress.h"
@@ -42,7 +43,7 @@ absl::Status WarmByServer(const WarmFlags& flags, Progress& progress) {
     });
     progress.Clear();
     if (!here.ok()) return WithNames(here, flags.store, name);
-    std::printf("%s is here\n", name.c_str());
+    absl::PrintF("%s is here\n", name);
   }
   return absl::OkStatus();
 }
@@ -66,7 +67,7 @@ absl::Status WarmByApi(const WarmFlags& flags, Progress& progress) {
            JsonBool(JsonAt(answer, {"waits_for_room"})));
     }
     progress.Clear();
-    std::printf("%s is here\n", name.c_str());
+    absl::PrintF("%s is here\n", name);
   }
   return absl::OkStatus();
 }

@@ -125,7 +125,7 @@ absl::StatusOr<std::unique_ptr<kvstore::MetricsListener>> Listen(const std::stri
   });
 }
 
-void SayLine(const std::string& line) { std::fprintf(stderr, "carrel worker: %s\n", line.c_str()); }
+void SayLine(const std::string& line) { absl::FPrintF(stderr, "carrel worker: %s\n", line); }
 
 // Until a signal comes; a second one ends the process at once, and the lease runs out.
 void RunUntilSignal(serving::Worker& worker, const SignalPipe& signals) {

@@ -5,11 +5,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <boost/asio/buffer.hpp>
+#include <boost/beast/http/parser.hpp>
 #include <cerrno>
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -18,15 +19,18 @@
 #include "common/routing.h"
 #include "common/shown.h"
 #include "common/status.h"
+#include "http_api/http_connection.h"
 
 namespace carrel::http_api {
 namespace {
+
+namespace http = boost::beast::http;
 
 constexpr size_t kMaxHead = 64 << 10, kMaxLine = 16 << 20, kMaxAnswer = 64 << 20,
                  kMaxMessage = 4000;
 constexpr int kLookMs = 50;  // how often it is asked whether the answer is still wanted
 
-// A connected socket that is read byte by byte, or in pieces.
+// A connected socket.
 class Connection {
  public:
   explicit Connection(const std::function<bool()>& wanted) : wanted_(wanted) {}
@@ -65,36 +69,18 @@ class Connection {
     return absl::OkStatus();
   }
 
-  // More bytes at the end of buffer(); false: there are none.
-  absl::StatusOr<bool> More() {
+  // More bytes at the end of `to`; false: there are none.
+  absl::StatusOr<bool> More(std::string& to) {
     for (;;) {
       RETURN_IF_ERROR(Wait(POLLIN));
       char bytes[16384];
       const ssize_t n = recv(fd_, bytes, sizeof(bytes), MSG_DONTWAIT);
-      if (n > 0) buffer_.append(bytes, static_cast<size_t>(n));
-      if (n > 0) return true;
-      if (n == 0) return false;
+      if (n > 0) to.append(bytes, static_cast<size_t>(n));
+      if (n >= 0) return n > 0;
       if (errno != EINTR && errno != EAGAIN) return BrokeOff();
     }
   }
 
-  // Up to and without `end`, which goes too.
-  absl::StatusOr<std::string> Until(const std::string& end, size_t most) {
-    for (size_t from = 0;;) {
-      const size_t at = buffer_.find(end, from);
-      if (at != std::string::npos) {
-        std::string before = buffer_.substr(0, at);
-        buffer_.erase(0, at + end.size());
-        return before;
-      }
-      if (buffer_.size() > most) return absl::DataLossError("the answer is not HTTP");
-      from = buffer_.size() < end.size() ? 0 : buffer_.size() - end.size();
-      ASSIGN_OR_RETURN(const bool more, More());
-      if (!more) return BrokeOff();
-    }
-  }
-
-  std::string& buffer() { return buffer_; }
   static absl::Status BrokeOff() { return absl::DataLossError("the server's answer broke off"); }
 
  private:
@@ -110,97 +96,46 @@ class Connection {
 
   const std::function<bool()>& wanted_;
   int fd_ = -1;
-  std::string buffer_;
 };
-
-struct Head {
-  int status = 0;
-  bool chunked = false;
-  int64_t length = -1;  // -1: to the end of the connection
-};
-
-absl::StatusOr<Head> ReadHead(Connection& connection) {
-  ASSIGN_OR_RETURN(const std::string text, connection.Until("\r\n\r\n", kMaxHead));
-  Head head;
-  if (text.size() < 12 || !absl::StartsWith(text, "HTTP/1.") ||
-      !absl::SimpleAtoi(text.substr(9, 3), &head.status)) {
-    return absl::DataLossError("the answer is not HTTP");
-  }
-  const std::string lower = absl::AsciiStrToLower(text);
-  head.chunked = absl::StrContains(lower, "\r\ntransfer-encoding: chunked");
-  const std::string length_name = "\r\ncontent-length:";
-  if (const size_t at = lower.find(length_name); at != std::string::npos) {
-    const absl::string_view rest = absl::string_view(lower).substr(at + length_name.size());
-    if (!absl::SimpleAtoi(absl::StripAsciiWhitespace(rest.substr(0, rest.find('\r'))),
-                          &head.length)) {
-      return absl::DataLossError("the answer is not HTTP");
-    }
-  }
-  return head;
-}
 
 using Sink = absl::FunctionRef<absl::Status(absl::string_view)>;
+using Parser = http::response_parser<GrowingBody>;
 
-absl::Status ReadPart(Connection& connection, int64_t bytes, Sink sink) {
-  while (bytes > 0) {
-    std::string& buffer = connection.buffer();
-    if (buffer.empty()) {
-      ASSIGN_OR_RETURN(const bool more, connection.More());
-      if (!more) return Connection::BrokeOff();
+// All of the reply, whose body goes to the sink as it comes.
+absl::Status Read(Connection& connection, Parser& parser, Sink sink) {
+  parser.header_limit(kMaxHead);
+  parser.body_limit(boost::none);  // the sink's to say
+  parser.eager(true);
+  for (std::string held; !parser.is_done();) {
+    ASSIGN_OR_RETURN(const bool more, connection.More(held));
+    boost::system::error_code error;
+    if (more) {
+      held.erase(0, parser.put(boost::asio::buffer(held), error));
+      if (error && error != http::error::need_more) {
+        return absl::DataLossError("the answer is not HTTP");
+      }
+    } else {
+      if (parser.got_some()) parser.put_eof(error);  // the end of a body without a length
+      if (error || !parser.is_done()) return Connection::BrokeOff();
     }
-    const size_t n = std::min(buffer.size(), static_cast<size_t>(bytes));
-    RETURN_IF_ERROR(sink(absl::string_view(buffer).substr(0, n)));
-    buffer.erase(0, n);
-    bytes -= static_cast<int64_t>(n);
+    if (std::string piece = std::exchange(parser.get().body(), ""); !piece.empty()) {
+      RETURN_IF_ERROR(sink(piece));
+    }
   }
   return absl::OkStatus();
 }
 
-absl::Status ReadBody(Connection& connection, const Head& head, Sink sink) {
-  if (!head.chunked && head.length >= 0) return ReadPart(connection, head.length, sink);
-  if (!head.chunked) {
-    for (;;) {
-      RETURN_IF_ERROR(sink(std::exchange(connection.buffer(), "")));
-      ASSIGN_OR_RETURN(const bool more, connection.More());
-      if (!more) return absl::OkStatus();
-    }
-  }
-  for (;;) {
-    ASSIGN_OR_RETURN(const std::string size, connection.Until("\r\n", kMaxHead));
-    uint64_t bytes = 0;
-    if (!absl::SimpleHexAtoi(size.substr(0, size.find(';')), &bytes) || bytes > (1u << 30)) {
-      return absl::DataLossError("the answer is not HTTP");
-    }
-    RETURN_IF_ERROR(ReadPart(connection, static_cast<int64_t>(bytes), sink));
-    RETURN_IF_ERROR(connection.Until("\r\n", kMaxHead).status());
-    if (bytes == 0) return absl::OkStatus();
-  }
-}
-
 absl::StatusCode CodeOf(int status) {
-  switch (status) {
-    case 400:
-      return absl::StatusCode::kInvalidArgument;
-    case 401:
-      return absl::StatusCode::kUnauthenticated;
-    case 403:
-      return absl::StatusCode::kPermissionDenied;
-    case 404:
-      return absl::StatusCode::kNotFound;
-    case 409:
-      return absl::StatusCode::kFailedPrecondition;
-    case 429:
-      return absl::StatusCode::kResourceExhausted;
-    case 413:
-    case 415:
-      return absl::StatusCode::kInvalidArgument;
-    case 503:
-      return absl::StatusCode::kUnavailable;
-    case 504:
-      return absl::StatusCode::kDeadlineExceeded;
-    default:
-      return absl::StatusCode::kInternal;
+  static constexpr std::pair<int, absl::StatusCode> kCodes[] = {
+      {400, absl::StatusCode::kInvalidArgument},    {401, absl::StatusCode::kUnauthenticated},
+      {403, absl::StatusCode::kPermissionDenied},   {404, absl::StatusCode::kNotFound},
+      {409, absl::StatusCode::kFailedPrecondition}, {413, absl::StatusCode::kInvalidArgument},
+      {415, absl::StatusCode::kInvalidArgument},    {429, absl::StatusCode::kResourceExhausted},
+      {503, absl::StatusCode::kUnavailable},        {504, absl::StatusCode::kDeadlineExceeded}};
+  for (const auto& [known, code] : kCodes) {
+    if (known == status) return code;
   }
+  return absl::StatusCode::kInternal;
 }
 
 // In OpenAI's form, if it is that.
@@ -258,15 +193,16 @@ absl::Status ApiClient::Exchange(const std::string& target, const std::string& b
                     "\r\n");
   }
   RETURN_IF_ERROR(connection.Send(absl::StrCat(request, "\r\n", body)));
-  ASSIGN_OR_RETURN(const Head head, ReadHead(connection));
-  if (head.status / 100 == 2) return ReadBody(connection, head, sink);
+  Parser parser;
   std::string refusal;
-  const absl::Status read = ReadBody(connection, head, [&](absl::string_view piece) {
+  const absl::Status read = Read(connection, parser, [&](absl::string_view piece) {
+    if (parser.get().result_int() / 100 == 2) return sink(piece);
     absl::StrAppend(&refusal, piece);
     return refusal.size() < kMaxHead ? absl::OkStatus() : Connection::BrokeOff();
   });
-  if (!read.ok() && !absl::IsDataLoss(read)) return read;
-  return absl::Status(CodeOf(head.status), MessageOf(refusal, head.status));
+  const int status = parser.is_header_done() ? static_cast<int>(parser.get().result_int()) : 0;
+  if (status == 0 || status / 100 == 2 || (!read.ok() && !absl::IsDataLoss(read))) return read;
+  return absl::Status(CodeOf(status), MessageOf(refusal, status));
 }
 
 absl::StatusOr<std::string> ApiClient::Call(const std::string& target,

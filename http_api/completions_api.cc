@@ -110,15 +110,7 @@ absl::Status CompletionsApi::Wait(const Asked& asked, const serving::Document& n
           return false;
         }
         if (document.state == serving::DocumentState::kReady) {
-          const serving::OpenedContext found = {.content_id = document.content_id,
-                                                .tokens = document.tokens};
-          const bool begun = parts_.later(asked.visit->turn(), [this, asked, found] {
-            const absl::Status status = Answer(asked, found);
-            if (!status.ok()) asked.answering->Failed(status);
-          });
-          if (!begun) {
-            answering.Failed(absl::UnavailableError("the server is stopping"));
-          }
+          AnswerLater(asked, {.content_id = document.content_id, .tokens = document.tokens});
           return false;
         }
         if (SteadyNow() > until) {
@@ -143,14 +135,16 @@ void CompletionsApi::BringAndAnswer(const Asked& asked, const serving::OpenedCon
            [this, asked, found](const absl::Status& here, std::shared_ptr<void> hold) {
              if (!here.ok()) return asked.answering->Failed(WithParam(here, "context"));
              asked.answering->Hold(std::move(hold));
-             const bool begun = parts_.later(asked.visit->turn(), [this, asked, found] {
-               const absl::Status status = Answer(asked, found);
-               if (!status.ok()) asked.answering->Failed(status);
-             });
-             if (!begun) {
-               asked.answering->Failed(absl::UnavailableError("the server is stopping"));
-             }
+             AnswerLater(asked, found);
            }});
+}
+
+void CompletionsApi::AnswerLater(const Asked& asked, const serving::OpenedContext& found) {
+  const bool begun = parts_.later(asked.visit->turn(), [this, asked, found] {
+    const absl::Status status = Answer(asked, found);
+    if (!status.ok()) asked.answering->Failed(status);
+  });
+  if (!begun) asked.answering->Failed(absl::UnavailableError("the server is stopping"));
 }
 
 absl::Status CompletionsApi::CheckModel(const std::string& model) const {

@@ -52,6 +52,8 @@ class CompletionsApi {
                                                      kvstore::Principal* who) const;
   absl::Status Wait(const Asked& asked, const serving::Document& now);
   absl::Status Answer(const Asked& asked, const serving::OpenedContext& found);
+  // On a thread that may block.
+  void AnswerLater(const Asked& asked, const serving::OpenedContext& found);
   void BringAndAnswer(const Asked& asked, const serving::OpenedContext& found);
   absl::Status CheckLength(const Asked& asked, int64_t document, int64_t prompt) const;
   void SetSampling(const Asked& asked, serving::AnswerJob& job) const;

@@ -284,16 +284,20 @@ void ContextsApi::BringAndSendText(const serving::Document& document,
                      [api = *this, document, visit, reply](const absl::Status& here,
                                                            std::shared_ptr<void> hold) {
                        if (!here.ok()) return SendError(*reply, here);
-                       const bool begun =
-                           api.later(visit->turn(), [api, document, visit, reply, hold] {
-                             absl::Status sent = visit->StillAllowed();
-                             if (sent.ok()) sent = api.SendText(document, *visit, *reply);
-                             if (!sent.ok()) SendError(*reply, sent);
-                           });
-                       if (!begun) {
-                         SendError(*reply, absl::UnavailableError("the server is stopping"));
-                       }
+                       api.SendTextLater(document, visit, reply, std::move(hold));
                      }});
+}
+
+void ContextsApi::SendTextLater(const serving::Document& document,
+                                const std::shared_ptr<kvstore::Visit>& visit,
+                                const std::shared_ptr<HttpReply>& reply,
+                                std::shared_ptr<void> hold) const {
+  const bool begun = later(visit->turn(), [api = *this, document, visit, reply, hold] {
+    absl::Status sent = visit->StillAllowed();
+    if (sent.ok()) sent = api.SendText(document, *visit, *reply);
+    if (!sent.ok()) SendError(*reply, sent);
+  });
+  if (!begun) SendError(*reply, absl::UnavailableError("the server is stopping"));
 }
 
 absl::Status ContextsApi::Warm(const std::string& query,
@@ -342,14 +346,7 @@ absl::Status ContextsApi::AnswerText(const serving::Document& document, const st
   return engine->documents()->Watch(
       document.name, [api = *this, visit, reply, until](const serving::Document& now) {
         if (now.state == serving::DocumentState::kReady) {
-          const bool begun = api.later(visit->turn(), [api, visit, reply, now] {
-            absl::Status sent = visit->StillAllowed();
-            if (sent.ok()) sent = api.SendText(now, *visit, *reply);
-            if (!sent.ok()) SendError(*reply, sent);
-          });
-          if (!begun) {
-            SendError(*reply, absl::UnavailableError("the server is stopping"));
-          }
+          api.SendTextLater(now, visit, reply, nullptr);
         } else if (now.state == serving::DocumentState::kFailed) {
           SendError(*reply, now.error);
         } else if (SteadyNow() > until) {

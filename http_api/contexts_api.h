@@ -53,6 +53,10 @@ struct ContextsApi {
                         HttpReply& reply) const;
   absl::Status Warm(const std::string& query, const std::shared_ptr<kvstore::Visit>& visit,
                     const std::shared_ptr<HttpReply>& reply) const;
+  // On a thread that may block; hold: kept until then.
+  void SendTextLater(const serving::Document& document,
+                     const std::shared_ptr<kvstore::Visit>& visit,
+                     const std::shared_ptr<HttpReply>& reply, std::shared_ptr<void> hold) const;
   // Once its context is here.
   void BringAndSendText(const serving::Document& document,
                         const std::shared_ptr<kvstore::Visit>& visit,

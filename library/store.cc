@@ -6,7 +6,6 @@
 #include "carrel/v1/context.pb.h"
 #include "common/status.h"
 #include "kvstore/service/context_client.h"
-#include "library/document_tokens.h"
 #include "library/handles.h"
 #include "library/status.h"
 

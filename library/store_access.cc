@@ -3,12 +3,15 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "carrel/v1/context.pb.h"
+#include "common/checksum.h"
 #include "common/file.h"
 #include "common/status.h"
 #include "kvstore/engine/engine.h"
@@ -17,7 +20,7 @@
 #include "kvstore/service/credentials.h"
 #include "kvstore/service/listen_address.h"
 #include "kvstore/service/server.h"
-#include "library/document_tokens.h"
+#include "kvstore/storage/token_ids.h"
 #include "library/embedded_client.h"
 #include "library/quiet_log.h"
 #include "library/remote_store.h"
@@ -45,6 +48,18 @@ absl::StatusOr<std::string> ReadKeyFile(const std::string& path) {
         "key file ", path, ": its first line is no key of 1 .. 256 printable characters"));
   }
   return std::string(key);
+}
+
+absl::StatusOr<std::vector<TokenId>> ReadDocumentTokens(const kvstore::StoredContext& context) {
+  const v1::Manifest& manifest = context.manifest();
+  ASSIGN_OR_RETURN(const std::string bytes, kvstore::ReadTokenIds(context, 0, manifest.tokens()));
+  if (Sha256Hex(bytes) != manifest.token_ids_sha256()) {
+    return absl::DataLossError(absl::StrCat("context \"", manifest.name(),
+                                            "\": its token ids are not those of its manifest"));
+  }
+  std::vector<TokenId> tokens(static_cast<size_t>(manifest.tokens()));
+  std::memcpy(tokens.data(), bytes.data(), bytes.size());
+  return tokens;
 }
 
 class EmbeddedStore final : public StoreAccess {

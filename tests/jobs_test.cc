@@ -9,7 +9,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "http_api/http_test_util.h"
-#include "serving/jobs/nats_server.h"
+#include "serving/jobs/nats_test_server.h"
 #include "tests/jobs_world.h"
 
 namespace carrel::cli {

@@ -4,7 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/test_util.h"
-#include "serving/jobs/nats_server.h"
+#include "serving/jobs/nats_test_server.h"
 
 namespace carrel::serving {
 namespace {

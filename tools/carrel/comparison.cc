@@ -182,7 +182,7 @@ absl::StatusOr<Comparison> Compare(absl::Span<const Configuration> configuration
       if (no_room) open = Open::Of(flags, model, at_once);
       RETURN_IF_ERROR(open.status());
       comparison.context_tokens = open->context.tokens;
-      Tally tally;
+      Tally& tally = run.tally;
       tally.keep = keep_answers;
       const auto show = [&](size_t question, const Tally& so_far) {
         const double done = static_cast<double>(i) +
@@ -193,17 +193,8 @@ absl::StatusOr<Comparison> Compare(absl::Span<const Configuration> configuration
       };
       RETURN_IF_ERROR(AskAll(flags, *open->engine, open->context, at_once, match, /*sources=*/0,
                              questions, show, tally));
-      run.exact = tally.exact;
-      run.right = tally.right;
-      run.needles = tally.needles;
-      run.agreeing = tally.agreeing;
-      run.with_dense = tally.with_dense;
-      run.generated_tokens = tally.tokens;
       run.prompt_ms_per_token = PerToken(1e3 * tally.prompt_seconds, tally.prompt_tokens);
       run.ms_per_token = PerToken(1e3 * tally.generate_seconds, tally.steps);
-      run.score = tally.score / static_cast<double>(questions.size());
-      run.scores = std::move(tally.scores);
-      run.answers = std::move(tally.answers);
       const decoder::Statistics statistics = open->engine->statistics();
       run.promised_error = statistics.promised_error;
       AddCosts(statistics, open->engine->checkpoint().config.shape.group(), run);

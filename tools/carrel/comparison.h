@@ -14,7 +14,6 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "decoder/statistics.h"
-#include "eval/needle_map.h"
 #include "eval/questions.h"
 #include "tools/carrel/evaluation.h"
 #include "tools/carrel/retrieval_flags.h"
@@ -29,8 +28,7 @@ struct Configuration {
 
 struct ComparedRun {
   Configuration configuration;
-  int64_t exact = 0, right = 0, agreeing = 0, with_dense = 0;
-  int64_t generated_tokens = 0;
+  Tally tally;
   double prompt_ms_per_token = 0;  // of prompt tokens
   double ms_per_token = 0;         // of generated tokens
   double rows_attended = 0;        // of the zone, per token, over layers and KV heads
@@ -40,10 +38,7 @@ struct ComparedRun {
   // Of the questions that were measured, per layer; empty if none was.
   std::vector<double> output_error, attended_mass;
   double mean_output_error = 0, mean_attended_mass = 0;
-  eval::NeedleMap needles;  // of questions that tell where their fact stands
-  double score = 0, promised_error = 0;
-  std::vector<double> scores;          // of each question
-  std::vector<Tally::Answer> answers;  // where they are kept
+  double promised_error = 0;
 };
 
 struct Comparison {

@@ -36,8 +36,9 @@ std::vector<std::string> Columns(const Comparison& comparison) {
 
 std::vector<std::string> Cells(const Comparison& comparison, const ComparedRun& run) {
   std::vector<std::string> cells = {
-      run.configuration.name, absl::StrCat(run.right, "/", comparison.questions),
-      run.with_dense == 0 ? "-" : absl::StrCat(run.agreeing, "/", run.with_dense)};
+      run.configuration.name, absl::StrCat(run.tally.right, "/", comparison.questions),
+      run.tally.with_dense == 0 ? "-"
+                                : absl::StrCat(run.tally.agreeing, "/", run.tally.with_dense)};
   if (Measured(comparison)) {
     cells.push_back(absl::StrFormat("%.4f", run.mean_output_error));
     cells.push_back(
@@ -53,8 +54,8 @@ std::vector<std::string> Cells(const Comparison& comparison, const ComparedRun& 
 
 // Quality that a curve shows: agreement with dense answers if they are known, else right ones.
 double Quality(const Comparison& comparison, const ComparedRun& run) {
-  return run.with_dense > 0 ? Share(run.agreeing, run.with_dense)
-                            : Share(run.right, comparison.questions);
+  return run.tally.with_dense > 0 ? Share(run.tally.agreeing, run.tally.with_dense)
+                                  : Share(run.tally.right, comparison.questions);
 }
 
 std::string Hover(const Comparison& comparison, const ComparedRun& run) {
@@ -114,7 +115,7 @@ std::string Curves(const Comparison& comparison) {
       "<section><h2>Quality against cost</h2><p class=\"lead\">One row per method. Blue: the "
       "method at its budgets, the number of rows beside each point; grey: all others. Cost on a "
       "logarithmic scale: time per generated token.</p><div class=\"curves\">\n";
-  const bool dense = comparison.runs.front().with_dense > 0;
+  const bool dense = comparison.runs.front().tally.with_dense > 0;
   for (const std::string& line : lines) {
     absl::StrAppend(
         &out, audit::CurveFigure(ChartOf(
@@ -133,9 +134,9 @@ std::string Curves(const Comparison& comparison) {
 std::string NeedleMaps(const Comparison& comparison) {
   std::string maps;
   for (const ComparedRun& run : comparison.runs) {
-    if (run.needles.empty()) continue;
+    if (run.tally.needles.empty()) continue;
     absl::StrAppend(&maps, "<h3>", audit::EscapeHtml(run.configuration.name), "</h3>\n",
-                    run.needles.Html());
+                    run.tally.needles.Html());
   }
   if (maps.empty()) return maps;
   return absl::StrCat("<section><h2>By depth and length</h2>\n", maps, "</section>\n");
@@ -176,36 +177,37 @@ nlohmann::json AnswersJson(const std::vector<Tally::Answer>& answers) {
   return json;
 }
 
+nlohmann::json TallyJson(const Tally& tally, int64_t asked) {
+  nlohmann::json json = {
+      {"exact_matches", tally.exact}, {"exact_match", Share(tally.exact, asked)},
+      {"right", tally.right},         {"score", tally.score / static_cast<double>(asked)},
+      {"scores", tally.scores},       {"agreements", tally.agreeing},
+      {"agreement", nullptr},         {"generated_tokens", tally.tokens}};
+  if (tally.with_dense > 0) json["agreement"] = Share(tally.agreeing, tally.with_dense);
+  if (tally.keep) json["answers"] = AnswersJson(tally.answers);
+  if (!tally.needles.empty()) json["needles"] = tally.needles.Json();
+  return json;
+}
+
 nlohmann::json ComparisonJson(const Comparison& comparison) {
   nlohmann::json runs = nlohmann::json::array();
   for (const ComparedRun& run : comparison.runs) {
-    nlohmann::json json = {
-        {"name", run.configuration.name},
-        {"line", run.configuration.line},
-        {"top_k", run.configuration.flags.top_k.value_or("")},
-        {"exact_matches", run.exact},
-        {"exact_match", Share(run.exact, comparison.questions)},
-        {"right", run.right},
-        {"score", run.score},
-        {"scores", run.scores},
-        {"promised_error", run.promised_error},
-        {"agreements", run.agreeing},
-        {"agreement", run.with_dense == 0 ? nlohmann::json()
-                                          : nlohmann::json(Share(run.agreeing, run.with_dense))},
-        {"generated_tokens", run.generated_tokens},
-        {"rows_attended_per_token", run.rows_attended},
-        {"keys_visited_per_token", run.keys_visited},
-        {"bytes_moved_per_token", run.bytes_moved},
-        {"ms_per_token", run.ms_per_token},
-        {"ms_per_prompt_token", run.prompt_ms_per_token}};
+    nlohmann::json json = {{"name", run.configuration.name},
+                           {"line", run.configuration.line},
+                           {"top_k", run.configuration.flags.top_k.value_or("")},
+                           {"promised_error", run.promised_error},
+                           {"rows_attended_per_token", run.rows_attended},
+                           {"keys_visited_per_token", run.keys_visited},
+                           {"bytes_moved_per_token", run.bytes_moved},
+                           {"ms_per_token", run.ms_per_token},
+                           {"ms_per_prompt_token", run.prompt_ms_per_token}};
     if (Measured(comparison)) {
       json["output_error"] = run.mean_output_error;
       json["output_error_per_layer"] = run.output_error;
       json["attended_mass"] = run.mean_attended_mass;
       json["attended_mass_per_layer"] = run.attended_mass;
     }
-    if (!run.needles.empty()) json["needles"] = run.needles.Json();
-    if (!run.answers.empty()) json["answers"] = AnswersJson(run.answers);
+    json.update(TallyJson(run.tally, comparison.questions));
     runs.push_back(std::move(json));
   }
   return {{"context", comparison.context},
@@ -229,8 +231,8 @@ std::string ComparisonMarkdown(const Comparison& comparison) {
     out += "\n";
   }
   for (const ComparedRun& run : comparison.runs) {
-    if (run.needles.empty()) continue;
-    absl::StrAppend(&out, "\n", run.configuration.name, "\n", run.needles.Table());
+    if (run.tally.needles.empty()) continue;
+    absl::StrAppend(&out, "\n", run.configuration.name, "\n", run.tally.needles.Table());
   }
   return out;
 }

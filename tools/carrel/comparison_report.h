@@ -11,6 +11,8 @@
 namespace carrel::tools {
 
 nlohmann::json AnswersJson(const std::vector<Tally::Answer>& answers);
+// Of so many questions: what is right, and how much.
+nlohmann::json TallyJson(const Tally& tally, int64_t asked);
 nlohmann::json ComparisonJson(const Comparison& comparison);
 std::string ComparisonMarkdown(const Comparison& comparison);
 std::string ComparisonPage(const Comparison& comparison);

@@ -65,10 +65,7 @@ absl::Status RunComparison(const EvalFlags& flags) {
                            flags.answers == "all"));
   if (flags.html.has_value())
     RETURN_IF_ERROR(WriteFileAtomically(*flags.html, ComparisonPage(comparison)));
-  std::fputs(flags.json ? (DumpJson(ComparisonJson(comparison)) + "\n").c_str()
-                        : ComparisonMarkdown(comparison).c_str(),
-             stdout);
-  return absl::OkStatus();
+  return Report(flags.json, ComparisonJson(comparison), ComparisonMarkdown(comparison));
 }
 
 struct Document {
@@ -108,30 +105,17 @@ double Rate(const Tally& tally) {
 }
 
 // Of `asked` questions.
-nlohmann::json TallyJson(const EvalFlags& flags, const Tally& tally, size_t asked) {
-  const auto total = static_cast<double>(asked);
-  nlohmann::json json = {
-      {"questions", asked},
-      {"exact_match", static_cast<double>(tally.exact) / total},
-      {"exact_matches", tally.exact},
-      {"match", MatchName(flags.match)},
-      {"right", tally.right},
-      {"score", tally.score / total},
-      {"scores", tally.scores},
-      {"agreement", tally.with_dense == 0 ? nlohmann::json()
-                                          : nlohmann::json(static_cast<double>(tally.agreeing) /
-                                                           static_cast<double>(tally.with_dense))},
-      {"agreements", tally.agreeing},
-      {"with_dense_ids", tally.with_dense},
-      {"tokens_per_s", Rate(tally)},
-      {"generated_tokens", tally.tokens},
-      {"prompt_tokens", tally.prompt_tokens},
-      {"prompt_seconds", tally.prompt_seconds},
-      {"generate_seconds", tally.generate_seconds},
-      {"differing", AnswersJson(tally.differing)}};
-  if (tally.keep) json["answers"] = AnswersJson(tally.answers);
+nlohmann::json ResultJson(const EvalFlags& flags, const Tally& tally, size_t asked) {
+  nlohmann::json json = TallyJson(tally, static_cast<int64_t>(asked));
+  json.update({{"questions", asked},
+               {"match", MatchName(flags.match)},
+               {"with_dense_ids", tally.with_dense},
+               {"tokens_per_s", Rate(tally)},
+               {"prompt_tokens", tally.prompt_tokens},
+               {"prompt_seconds", tally.prompt_seconds},
+               {"generate_seconds", tally.generate_seconds},
+               {"differing", AnswersJson(tally.differing)}});
   if (flags.sources > 0) json["sources"] = SourcesJson(flags.sources, tally.sources);
-  if (!tally.needles.empty()) json["needles"] = tally.needles.Json();
   return json;
 }
 
@@ -210,7 +194,7 @@ absl::Status RunEval(EvalFlags& flags) {
     if (!context.method.empty()) contexts.back()["method"] = context.method;
   }
   progress.Clear();
-  nlohmann::json json = TallyJson(flags, tally, asked);
+  nlohmann::json json = ResultJson(flags, tally, asked);
   if (documents.size() == 1) {
     json["context"] = contexts[0]["context"];
     json["context_tokens"] = contexts[0]["context_tokens"];

@@ -18,6 +18,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "common/freed_memory.h"
+#include "common/metric_family.h"
 #include "common/shown.h"
 #include "common/status.h"
 #include "kvstore/service/metrics_listener.h"
@@ -27,7 +28,6 @@
 #include "serving/chat_probe.h"
 #include "serving/jobs/prefill_runner.h"
 #include "serving/jobs/worker.h"
-#include "serving/jobs/worker_metrics.h"
 #include "tools/carrel/chat_text.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/config_file.h"
@@ -111,13 +111,39 @@ serving::RunnableModel Runnable(const std::string& path, const Loaded& loaded) {
   return model;
 }
 
+// What a worker did, and what waits for it.
+std::vector<MetricFamily> WorkerMetrics(const serving::WorkerStatistics& s) {
+  return {
+      GaugeFamily("carrel_worker_queue", "Open jobs of the bucket, at the last look.", s.queue),
+      GaugeFamily("carrel_worker_queue_fitting", "Those of them that this worker's models can run.",
+                  s.fitting),
+      GaugeFamily("carrel_worker_running", "Jobs that run here.", s.running ? 1 : 0),
+      TotalFamily("carrel_worker_jobs_taken_total", "Jobs whose lease this worker took.", s.taken),
+      TotalFamily("carrel_worker_jobs_done_total", "Jobs that ended with a context.", s.done),
+      TotalFamily("carrel_worker_jobs_found_total",
+                  "Jobs that had ended, or whose context was there, when they were taken.",
+                  s.found),
+      TotalFamily("carrel_worker_tries_failed_total", "Tries that ended with an error.", s.failed),
+      TotalFamily("carrel_worker_jobs_dead_total", "Jobs that were given up.", s.dead),
+      TotalFamily("carrel_worker_jobs_cancelled_total",
+                  "Jobs that were cancelled while they ran here.", s.cancelled),
+      TotalFamily("carrel_worker_leases_lost_total",
+                  "Jobs that another took over while they ran here.", s.lost),
+      TotalFamily("carrel_worker_jobs_given_back_total",
+                  "Jobs that were given back as this worker stopped.", s.given_back),
+      TotalFamily("carrel_worker_objects_refused_total", "Objects in the queue that were no job.",
+                  s.refused),
+      TotalFamily("carrel_worker_job_seconds_total",
+                  "That jobs took here, whatever became of them.", s.seconds)};
+}
+
 absl::StatusOr<std::unique_ptr<kvstore::MetricsListener>> Listen(const std::string& address,
                                                                  const serving::Worker& worker) {
   if (address.empty()) return nullptr;
   return kvstore::MetricsListener::Start(address, [&worker] {
     std::vector<MetricFamily> families = SnapshotMetrics();
     for (std::vector<MetricFamily> more :
-         {serving::WorkerMetrics(worker.statistics()), kvstore::ProcessMetrics()}) {
+         {WorkerMetrics(worker.statistics()), kvstore::ProcessMetrics()}) {
       families.insert(families.end(), std::make_move_iterator(more.begin()),
                       std::make_move_iterator(more.end()));
     }

@@ -1,4 +1,4 @@
-#include "serving/jobs/nats_server.h"
+#include "serving/jobs/nats_test_server.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>

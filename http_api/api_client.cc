@@ -1,13 +1,14 @@
 #include "http_api/api_client.h"
 
-#include <netdb.h>
-#include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
-#include <boost/asio/buffer.hpp>
+#include <boost/asio/connect.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/parser.hpp>
-#include <cerrno>
+#include <boost/beast/http/read.hpp>
+#include <boost/beast/http/string_body.hpp>
+#include <boost/beast/http/write.hpp>
+#include <chrono>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -24,106 +25,80 @@
 namespace carrel::http_api {
 namespace {
 
+namespace asio = boost::asio;
 namespace http = boost::beast::http;
+using asio::ip::tcp;
 
 constexpr size_t kMaxHead = 64 << 10, kMaxLine = 16 << 20, kMaxAnswer = 64 << 20,
                  kMaxMessage = 4000;
-constexpr int kLookMs = 50;  // how often it is asked whether the answer is still wanted
+// How often it is asked whether the answer is still wanted.
+constexpr std::chrono::milliseconds kLook{50};
+
+absl::Status BrokeOff() { return absl::DataLossError("the server's answer broke off"); }
+
+using Sink = absl::FunctionRef<absl::Status(absl::string_view)>;
+using Parser = http::response_parser<GrowingBody>;
 
 // A connected socket.
 class Connection {
  public:
   explicit Connection(const std::function<bool()>& wanted) : wanted_(wanted) {}
-  ~Connection() {
-    if (fd_ >= 0) close(fd_);
-  }
 
   absl::Status Connect(const std::string& host, const std::string& port) {
-    addrinfo hints = {}, *found = nullptr;
-    hints.ai_socktype = SOCK_STREAM;
-    const int error = getaddrinfo(host.c_str(), port.c_str(), &hints, &found);
-    if (error != 0) {
-      return absl::UnavailableError(absl::StrCat("http://", host, ": ", gai_strerror(error)));
-    }
-    int last = 0;
-    for (const addrinfo* one = found; one != nullptr && fd_ < 0; one = one->ai_next) {
-      fd_ = socket(one->ai_family, one->ai_socktype | SOCK_CLOEXEC, one->ai_protocol);
-      if (fd_ >= 0 && connect(fd_, one->ai_addr, one->ai_addrlen) == 0) break;
-      last = errno;
-      if (fd_ >= 0) close(fd_);
-      fd_ = -1;
-    }
-    freeaddrinfo(found);
-    if (fd_ >= 0) return absl::OkStatus();
+    boost::system::error_code error;
+    const auto found = tcp::resolver(io_).resolve(host, port, error);
+    if (error) return absl::UnavailableError(absl::StrCat("http://", host, ": ", error.message()));
+    asio::connect(socket_, found, error);
+    if (!error) return absl::OkStatus();
     return absl::UnavailableError(absl::StrCat("nobody answers at http://", host, ":", port, " (",
-                                               strerror(last), "): does carrel api run there?"));
+                                               error.message(), "): does carrel api run there?"));
   }
 
-  absl::Status Send(absl::string_view bytes) {
-    while (!bytes.empty()) {
-      RETURN_IF_ERROR(Wait(POLLOUT));
-      const ssize_t n = send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-      if (n < 0 && errno != EINTR && errno != EAGAIN) return BrokeOff();
-      if (n > 0) bytes.remove_prefix(static_cast<size_t>(n));
+  absl::Status Send(const http::request<http::string_body>& request) {
+    boost::system::error_code failed;
+    http::async_write(socket_, request,
+                      [&](const boost::system::error_code& error, size_t) { failed = error; });
+    RETURN_IF_ERROR(Wait());
+    return failed ? BrokeOff() : absl::OkStatus();
+  }
+
+  // All of the reply, whose body goes to the sink as it comes.
+  absl::Status Read(Parser& parser, Sink sink) {
+    parser.header_limit(kMaxHead);
+    parser.body_limit(boost::none);  // the sink's to say
+    parser.eager(true);
+    for (boost::beast::flat_buffer buffer; !parser.is_done();) {
+      boost::system::error_code failed;
+      http::async_read_some(
+          socket_, buffer, parser,
+          [&](const boost::system::error_code& error, size_t) { failed = error; });
+      RETURN_IF_ERROR(Wait());
+      if (std::string piece = std::exchange(parser.get().body(), ""); !piece.empty()) {
+        RETURN_IF_ERROR(sink(piece));
+      }
+      if (!failed) continue;
+      const bool of_http =
+          failed.category() == make_error_code(http::error::bad_version).category();
+      const bool cut_off =
+          failed == http::error::end_of_stream || failed == http::error::partial_message;
+      return of_http && !cut_off ? absl::DataLossError("the answer is not HTTP") : BrokeOff();
     }
     return absl::OkStatus();
   }
 
-  // More bytes at the end of `to`; false: there are none.
-  absl::StatusOr<bool> More(std::string& to) {
-    for (;;) {
-      RETURN_IF_ERROR(Wait(POLLIN));
-      char bytes[16384];
-      const ssize_t n = recv(fd_, bytes, sizeof(bytes), MSG_DONTWAIT);
-      if (n > 0) to.append(bytes, static_cast<size_t>(n));
-      if (n >= 0) return n > 0;
-      if (errno != EINTR && errno != EAGAIN) return BrokeOff();
-    }
-  }
-
-  static absl::Status BrokeOff() { return absl::DataLossError("the server's answer broke off"); }
-
  private:
-  absl::Status Wait(short events) {
-    for (;;) {
+  // Until what was begun has ended.
+  absl::Status Wait() {
+    for (io_.restart(); !io_.stopped(); io_.run_for(kLook)) {
       if (wanted_ && !wanted_()) return absl::CancelledError("nobody wants the answer any more");
-      pollfd one = {fd_, events, 0};
-      const int n = poll(&one, 1, kLookMs);
-      if (n > 0) return absl::OkStatus();
-      if (n < 0 && errno != EINTR) return BrokeOff();
     }
+    return absl::OkStatus();
   }
 
   const std::function<bool()>& wanted_;
-  int fd_ = -1;
+  asio::io_context io_;
+  tcp::socket socket_{io_};
 };
-
-using Sink = absl::FunctionRef<absl::Status(absl::string_view)>;
-using Parser = http::response_parser<GrowingBody>;
-
-// All of the reply, whose body goes to the sink as it comes.
-absl::Status Read(Connection& connection, Parser& parser, Sink sink) {
-  parser.header_limit(kMaxHead);
-  parser.body_limit(boost::none);  // the sink's to say
-  parser.eager(true);
-  for (std::string held; !parser.is_done();) {
-    ASSIGN_OR_RETURN(const bool more, connection.More(held));
-    boost::system::error_code error;
-    if (more) {
-      held.erase(0, parser.put(boost::asio::buffer(held), error));
-      if (error && error != http::error::need_more) {
-        return absl::DataLossError("the answer is not HTTP");
-      }
-    } else {
-      if (parser.got_some()) parser.put_eof(error);  // the end of a body without a length
-      if (error || !parser.is_done()) return Connection::BrokeOff();
-    }
-    if (std::string piece = std::exchange(parser.get().body(), ""); !piece.empty()) {
-      RETURN_IF_ERROR(sink(piece));
-    }
-  }
-  return absl::OkStatus();
-}
 
 absl::StatusCode CodeOf(int status) {
   static constexpr std::pair<int, absl::StatusCode> kCodes[] = {
@@ -182,23 +157,23 @@ absl::Status ApiClient::Exchange(const std::string& target, const std::string& b
                                  Sink sink) const {
   Connection connection(wanted_);
   RETURN_IF_ERROR(connection.Connect(host_, port_));
-  std::string request = absl::StrCat(body.empty() ? "GET " : "POST ", target,
-                                     " HTTP/1.1\r\nHost: ", address(), "\r\nConnection: close\r\n");
-  if (!key_.empty()) absl::StrAppend(&request, "Authorization: Bearer ", key_, "\r\n");
-  if (!context_.empty()) {
-    absl::StrAppend(&request, kContextHeader, ": ", ContextHeaderValue(context_), "\r\n");
-  }
+  http::request<http::string_body> request(body.empty() ? http::verb::get : http::verb::post,
+                                           target, 11, body);
+  request.set(http::field::host, address());
+  request.set(http::field::connection, "close");
+  if (!key_.empty()) request.set(http::field::authorization, absl::StrCat("Bearer ", key_));
+  if (!context_.empty()) request.set(kContextHeader, ContextHeaderValue(context_));
   if (!body.empty()) {
-    absl::StrAppend(&request, "Content-Type: application/json\r\nContent-Length: ", body.size(),
-                    "\r\n");
+    request.set(http::field::content_type, "application/json");
+    request.prepare_payload();
   }
-  RETURN_IF_ERROR(connection.Send(absl::StrCat(request, "\r\n", body)));
+  RETURN_IF_ERROR(connection.Send(request));
   Parser parser;
   std::string refusal;
-  const absl::Status read = Read(connection, parser, [&](absl::string_view piece) {
+  const absl::Status read = connection.Read(parser, [&](absl::string_view piece) {
     if (parser.get().result_int() / 100 == 2) return sink(piece);
     absl::StrAppend(&refusal, piece);
-    return refusal.size() < kMaxHead ? absl::OkStatus() : Connection::BrokeOff();
+    return refusal.size() < kMaxHead ? absl::OkStatus() : BrokeOff();
   });
   const int status = parser.is_header_done() ? static_cast<int>(parser.get().result_int()) : 0;
   if (status == 0 || status / 100 == 2 || (!read.ok() && !absl::IsDataLoss(read))) return read;
@@ -238,7 +213,7 @@ absl::Status ApiClient::Stream(const std::string& target, const std::string& bod
     if (held.size() > kMaxLine) return absl::DataLossError("the answer is not a stream of events");
     return absl::OkStatus();
   }));
-  return done ? absl::OkStatus() : Connection::BrokeOff();
+  return done ? absl::OkStatus() : BrokeOff();
 }
 
 }  // namespace carrel::http_api

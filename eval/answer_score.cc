@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdint>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"

@@ -11,7 +11,6 @@
 
 #include <set>
 #include <string>
-#include <vector>
 
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"

@@ -8,7 +8,6 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/strings/string_view.h"
 #include "http_api/http_server.h"
 #include "nlohmann/json_fwd.hpp"
 #include "serving/status_details.h"

@@ -5,13 +5,12 @@
 #include <algorithm>
 #include <atomic>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
 #include "carrel/v1/context.pb.h"
 #include "common/json.h"

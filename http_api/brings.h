@@ -5,15 +5,11 @@
 // Ownership: the store outlives it.
 #pragma once
 
-#include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
 #include "library/store_access.h"
 
 namespace carrel::http_api {

@@ -1,6 +1,5 @@
 #include "http_api/completion.h"
 
-#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -313,17 +312,6 @@ json UsageOf(const Usage& usage) {
           {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}}};
 }
 
-json SourcesOf(const std::vector<serving::AnswerSource>& sources) {
-  json list = json::array();
-  for (const serving::AnswerSource& source : sources) {
-    list.push_back({{"text", source.text},
-                    {"share", source.share},
-                    {"bytes", {source.begin, source.end}},
-                    {"tokens", {source.first_token, source.end_token}}});
-  }
-  return list;
-}
-
 json SamplingOf(const Figures& figures) {
   const serving::Sampling& sampling = figures.sampling;
   return {{"temperature", sampling.temperature},
@@ -349,7 +337,7 @@ json FiguresOf(const Figures& figures) {
     told["kept"] = false;
     told["not_kept"] = figures.not_kept;
   }
-  if (figures.with_sources) told["sources"] = SourcesOf(figures.sources);
+  if (figures.with_sources) told["sources"] = SourcesJson(figures.sources);
   return told;
 }
 
@@ -367,6 +355,17 @@ json Chunk(const CompletionHead& head, const json& delta, const std::string& tex
 }
 
 }  // namespace
+
+json SourcesJson(absl::Span<const serving::AnswerSource> sources) {
+  json list = json::array();
+  for (const serving::AnswerSource& source : sources) {
+    list.push_back({{"text", source.text},
+                    {"share", source.share},
+                    {"bytes", {source.begin, source.end}},
+                    {"tokens", {source.first_token, source.end_token}}});
+  }
+  return list;
+}
 
 absl::StatusOr<CompletionRequest> ParseCompletion(bool chat, absl::string_view text) {
   JsonBounds bounds = kMessageBounds;

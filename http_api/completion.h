@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -11,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "http_api/api_error.h"
 #include "serving/answer_job.h"
 #include "serving/chat_template.h"
@@ -86,6 +88,8 @@ struct CompletionHead {
   int64_t created_unix_s = 0;
   std::string model;
 };
+
+nlohmann::json SourcesJson(absl::Span<const serving::AnswerSource> sources);
 
 // finish: "stop" or "length".
 std::string CompletionJson(const CompletionHead& head, const std::string& text,

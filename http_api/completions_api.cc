@@ -2,8 +2,6 @@
 
 #include <spdlog/spdlog.h>
 
-#include <algorithm>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
 #include <utility>

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "common/json.h"
 #include "common/shown.h"
@@ -180,11 +180,7 @@ absl::StatusOr<bool> SetField(absl::string_view name, const std::string& value,
 }
 
 absl::Status ReadQuery(absl::string_view query, GivenDocument& document) {
-  while (!query.empty()) {
-    const size_t end = query.find('&');
-    const absl::string_view one = query.substr(0, end);
-    query = end == absl::string_view::npos ? "" : query.substr(end + 1);
-    if (one.empty()) continue;
+  for (const absl::string_view one : absl::StrSplit(query, '&', absl::SkipEmpty())) {
     const absl::string_view name = one.substr(0, one.find('='));
     const std::string value = QueryParameter(one, name);
     if (value.empty()) continue;
@@ -231,10 +227,7 @@ struct Part {
 };
 
 absl::Status ReadPartHead(absl::string_view head, Part& part) {
-  while (!head.empty()) {
-    const size_t end = head.find("\r\n");
-    const absl::string_view line = head.substr(0, end);
-    head = end == absl::string_view::npos ? "" : head.substr(end + 2);
+  for (const absl::string_view line : absl::StrSplit(head, "\r\n")) {
     const size_t colon = line.find(':');
     if (colon == absl::string_view::npos) continue;
     const std::string name =

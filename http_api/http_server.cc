@@ -10,7 +10,6 @@
 #include <thread>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/descriptor_limit.h"
 #include "common/status.h"
 #include "common/thrown.h"

@@ -266,19 +266,4 @@ absl::Status CheckFields(RequestKind kind, const json& object, absl::string_view
   return absl::OkStatus();
 }
 
-std::string FieldsMarkdown() {
-  std::string table = "| field | of | taken | what |\n|---|---|---|---|\n";
-  for (const FieldRule& rule : FieldRules()) {
-    const std::string taken = rule.kind == FieldRule::kRead       ? "read"
-                              : rule.kind == FieldRule::kHarmless ? "anything: it changes no answer"
-                              : absl::string_view(rule.neutral) == "[]"
-                                  ? "only null"
-                                  : absl::StrCat("only null and what is in `", rule.neutral, "`");
-    absl::StrAppend(&table, "| `", rule.name, "` | ",
-                    absl::string_view(rule.where) == kAll ? "both" : rule.where, " | ", taken,
-                    " | ", rule.words, " |\n");
-  }
-  return table;
-}
-
 }  // namespace carrel::http_api

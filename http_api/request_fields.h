@@ -1,5 +1,5 @@
 // What:   the one table of what a completion request may say: which fields are read, which change nothing here,
-//         which would change the answer and are not done. docs/api-fields.md is printed from it.
+//         which would change the answer and are not done. docs/api-fields.md shows it (request_fields_test.cc).
 // Rules:  kRead: read by completion.cc. kHarmless: changes no answer, whatever it says: taken in silence.
 //         kNeutral: taken if it says what is done anyway, refused otherwise. What is not in the table: taken if it
 //         says nothing (null, false, "", [], {}); refused if it is nearly a name that is read (with that name);
@@ -33,8 +33,5 @@ const std::vector<FieldRule>& FieldRules();
 // Of an object: its fields by the rules. Names of those that are ignored are added, behind `path`.
 absl::Status CheckFields(RequestKind kind, const nlohmann::json& object, absl::string_view path,
                          std::vector<std::string>& ignored);
-
-// The table as docs/api-fields.md has it.
-std::string FieldsMarkdown();
 
 }  // namespace carrel::http_api

@@ -24,6 +24,22 @@ absl::Status Check(const std::string& object, std::vector<std::string>* ignored 
   return CheckFields(kind, json::parse(object), "", ignored == nullptr ? own : *ignored);
 }
 
+// The table as docs/api-fields.md has it.
+std::string FieldsMarkdown() {
+  std::string table = "| field | of | taken | what |\n|---|---|---|---|\n";
+  for (const FieldRule& rule : FieldRules()) {
+    const std::string taken = rule.kind == FieldRule::kRead       ? "read"
+                              : rule.kind == FieldRule::kHarmless ? "anything: it changes no answer"
+                              : absl::string_view(rule.neutral) == "[]"
+                                  ? "only null"
+                                  : absl::StrCat("only null and what is in `", rule.neutral, "`");
+    absl::StrAppend(&table, "| `", rule.name, "` | ",
+                    absl::string_view(rule.where) == "chat prompt" ? "both" : rule.where, " | ",
+                    taken, " | ", rule.words, " |\n");
+  }
+  return table;
+}
+
 TEST(RequestFieldsTest, TheTableIsThatOfTheDocs) {
   const auto docs = ReadFile(SourceFolder() + "/docs/api-fields.md");
   ASSERT_TRUE(docs.ok()) << docs.status();

@@ -1,7 +1,6 @@
 #include "library/derived_weights.h"
 
 #include <map>
-#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "carrel/v1/context.pb.h"

@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
+#include "model/tokenizer/seam.h"
 
 namespace carrel::library {
 namespace {
@@ -53,12 +54,6 @@ std::vector<int64_t> SentenceBegins(absl::string_view text) {
   return begins;
 }
 
-absl::StatusOr<bool> IsControl(const model::Tokenizer& tokenizer, TokenId id) {
-  ASSIGN_OR_RETURN(const std::string hidden, tokenizer.Decode({id}, /*skip_special=*/true));
-  ASSIGN_OR_RETURN(const std::string shown, tokenizer.Decode({id}, /*skip_special=*/false));
-  return hidden.empty() && !shown.empty();
-}
-
 // What tokens spell, and where in it each ends.
 struct Spelled {
   std::string shown, text;  // with control tokens, and without
@@ -70,12 +65,11 @@ absl::StatusOr<Spelled> Spell(absl::Span<const TokenId> ids, const model::Tokeni
   Spelled spelled;
   model::StreamDecoder shown(&tokenizer, /*skip_special=*/false), text(&tokenizer);
   for (const TokenId id : ids) {
-    ASSIGN_OR_RETURN(const bool control, IsControl(tokenizer, id));
     ASSIGN_OR_RETURN(const std::string more_shown, shown.Push(id));
     ASSIGN_OR_RETURN(const std::string more_text, text.Push(id));
     spelled.shown += more_shown;
     spelled.text += more_text;
-    spelled.control.push_back(control);
+    spelled.control.push_back(model::IsControl(tokenizer, id));
     spelled.shown_ends.push_back(static_cast<int64_t>(spelled.shown.size()));
     spelled.text_ends.push_back(static_cast<int64_t>(spelled.text.size()));
   }
@@ -106,8 +100,7 @@ absl::StatusOr<TextBegin> FindTextBegin(absl::Span<const TokenId> document,
   document = document.subspan(0, kHeadTokens);
   TextBegin begin;  // behind the control tokens that it begins with
   for (const TokenId id : document) {
-    ASSIGN_OR_RETURN(const bool control, IsControl(tokenizer, id));
-    if (!control) break;
+    if (!model::IsControl(tokenizer, id)) break;
     ++begin.token;
   }
   if (turn_head.empty()) return begin;

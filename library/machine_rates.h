@@ -6,6 +6,7 @@
 // Threads: any.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -30,5 +31,11 @@ absl::StatusOr<std::shared_ptr<const decoder::Rates>> MeasureMachine(model::Devi
 // As a file holds them; InvalidArgument: it is no such text.
 std::string RatesToText(const decoder::Rates& rates);
 absl::StatusOr<decoder::Rates> RatesFromText(absl::string_view text, const std::string& where);
+
+// What a token's attention of one layer takes in this host's memory, to every row of a zone of so many, or to
+// `budget` > 0 of each KV head: over rows that are made up, by what a store in this process answers with. Milliseconds;
+// 128 MiB of memory beside the rows. Errors: those of kvstore/.
+absl::StatusOr<decoder::TimedLayer> TimeHostLayer(const AttentionShape& shape, int64_t zone_rows,
+                                                  int64_t budget, ThreadPool* pool);
 
 }  // namespace carrel::library

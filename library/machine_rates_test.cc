@@ -7,7 +7,6 @@
 #include <string>
 
 #include "common/test_util.h"
-#include "library/layer_times.h"
 
 namespace carrel::library {
 namespace {

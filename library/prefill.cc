@@ -1,7 +1,5 @@
 #include "carrel/prefill.h"
 
-#include <utility>
-
 #include "carrel/v1/context.pb.h"
 #include "common/progress.h"
 #include "common/status.h"

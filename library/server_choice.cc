@@ -24,9 +24,4 @@ void ServerChoice::Failed(const std::string& server) {
   failed_[server] = SteadyNow();
 }
 
-void ServerChoice::Worked(const std::string& server) {
-  absl::MutexLock lock(&mu_);
-  failed_.erase(server);
-}
-
 }  // namespace carrel::library

@@ -24,8 +24,6 @@ class ServerChoice {
   // All of them, in the order in which they are to be tried.
   std::vector<std::string> For(const std::string& context) const;
   void Failed(const std::string& server);
-  void Worked(const std::string& server);
-  bool several() const { return servers_.size() > 1; }
 
  private:
   const std::vector<std::string> servers_;

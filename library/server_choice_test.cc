@@ -20,23 +20,19 @@ TEST(ServerChoiceTest, AContext_IsAlwaysTriedInTheSameOrder_AndContextsAreSpread
   EXPECT_EQ(first.size(), 3u);
 }
 
-TEST(ServerChoiceTest, WhoFailed_ComesLast_UntilItWorked) {
+TEST(ServerChoiceTest, WhoFailed_ComesLast) {
   ServerChoice choice({"a:1", "b:1", "c:1"});
   const std::vector<std::string> before = choice.For("report");
   choice.Failed(before[0]);
   EXPECT_EQ(choice.For("report"), (std::vector<std::string>{before[1], before[2], before[0]}));
   choice.Failed(before[1]);
   EXPECT_EQ(choice.For("report"), (std::vector<std::string>{before[2], before[0], before[1]}));
-  choice.Worked(before[0]);
-  choice.Worked(before[1]);
-  EXPECT_EQ(choice.For("report"), before);
 }
 
 TEST(ServerChoiceTest, OneServer_IsTried_HoweverOftenItFailed) {
   ServerChoice choice({"a:1"});
   choice.Failed("a:1");
   EXPECT_EQ(choice.For("x"), std::vector<std::string>{"a:1"});
-  EXPECT_FALSE(choice.several());
 }
 
 }  // namespace

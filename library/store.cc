@@ -1,6 +1,5 @@
 #include "carrel/store.h"
 
-#include <cmath>
 #include <utility>
 
 #include "carrel/v1/context.pb.h"

@@ -339,21 +339,15 @@ absl::StatusOr<std::string> ChatTemplate::TurnHead() {
 
 absl::StatusOr<bool> ChatTemplate::InTurn(const model::Tokenizer& tokenizer,
                                           absl::Span<const TokenId> document) {
-  const auto is_control = [&](TokenId id) -> absl::StatusOr<bool> {
-    ASSIGN_OR_RETURN(const std::string hidden, tokenizer.Decode({id}, /*skip_special=*/true));
-    ASSIGN_OR_RETURN(const std::string shown, tokenizer.Decode({id}, /*skip_special=*/false));
-    return hidden.empty() && !shown.empty();
-  };
   if (document.empty()) return false;  // none, or not told
-  ASSIGN_OR_RETURN(const bool begins, is_control(document.front()));
-  if (!begins) return false;
+  if (!model::IsControl(tokenizer, document.front())) return false;
   ASSIGN_OR_RETURN(const std::string head, TurnHead());
   ASSIGN_OR_RETURN(const std::string text, tokenizer.Decode(document, /*skip_special=*/false));
   ASSIGN_OR_RETURN(const std::vector<TokenId> ids, tokenizer.Encode(head));
   std::string before;
   model::StreamDecoder stream(&tokenizer, /*skip_special=*/false);
   for (const TokenId id : ids) {
-    ASSIGN_OR_RETURN(const bool control, is_control(id));
+    const bool control = model::IsControl(tokenizer, id);
     if (control && absl::StartsWith(text, head.substr(before.size()))) return true;
     ASSIGN_OR_RETURN(const std::string piece, stream.Push(id));
     before += piece;

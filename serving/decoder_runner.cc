@@ -1,5 +1,3 @@
-#include "serving/decoder_runner.h"
-
 #include <algorithm>
 #include <utility>
 
@@ -14,6 +12,7 @@
 #include "library/open_decoder.h"
 #include "library/sources.h"
 #include "model/tokenizer/tokenizer.h"
+#include "serving/runner.h"
 #include "serving/stop_filter.h"
 
 namespace carrel::serving {

@@ -1,8 +1,5 @@
 #include "serving/document_jobs.h"
 
-#include <algorithm>
-#include <utility>
-
 #include "absl/status/statusor.h"
 #include "common/status.h"
 #include "common/thrown.h"

@@ -18,6 +18,9 @@
 #include "common/ids.h"
 #include "decoder/decoder.h"
 #include "library/derived_weights.h"
+#include "library/loaded_model.h"
+#include "library/open_decoder.h"
+#include "library/store_access.h"
 #include "serving/answer_job.h"
 #include "serving/schedule.h"
 
@@ -78,5 +81,13 @@ class Runner {
   // Takes the next step of each slot, of which none is done, and gives each one's status.
   virtual std::vector<absl::Status> Step(absl::Span<Slot* const> slots) = 0;
 };
+
+// Of a loaded model and its store, which it keeps: slots are decoders (library/open_decoder.h), and a step is
+// decoder::Generation's: steps are batch-invariant, whoever joins or leaves.
+// decoders: how each is opened; its context is the caller's of Open, and so is config.content_id.
+// store: null: there are no contexts.
+std::unique_ptr<Runner> MakeDecoderRunner(library::DecoderSpec decoders,
+                                          std::shared_ptr<library::LoadedModel> model,
+                                          std::shared_ptr<library::StoreAccess> store);
 
 }  // namespace carrel::serving

@@ -22,14 +22,13 @@
 
 #include "absl/status/statusor.h"
 #include "serving/answer_job.h"
-#include "serving/decoder_runner.h"
 #include "serving/prefix_cache.h"
 #include "serving/runner.h"
 
 namespace carrel::serving {
 
 struct SchedulerConfig {
-  library::DecoderSpec decoders;            // as decoder_runner.h
+  library::DecoderSpec decoders;            // as MakeDecoderRunner has them
   int64_t max_waiting = 1024;               // jobs; one more is refused
   int64_t max_waiting_of_turn = INT64_MAX;  // of these, of one turn
   int64_t max_answers = 16;                 // on their way at a time, each with a decoder; 1 ..

@@ -1,7 +1,6 @@
 #include "serving/step_plan.h"
 
 #include <algorithm>
-#include <numeric>
 #include <tuple>
 
 namespace carrel::serving {

@@ -46,11 +46,6 @@ void TurnPool::Continue(Turn turn, std::function<void()> task) {
   changed_.Signal();
 }
 
-int64_t TurnPool::waiting() const {
-  absl::MutexLock lock(&mu_);
-  return queue_.size();
-}
-
 void TurnPool::Work() {
   mu_.Lock();
   while (!stopping_ || queue_.size() > 0) {

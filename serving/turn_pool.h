@@ -31,7 +31,6 @@ class TurnPool {
   absl::Status Submit(Turn turn, std::function<void()> task);
   // What a request that was accepted needs later: it is not refused, for requests are bounded.
   void Continue(Turn turn, std::function<void()> task);
-  int64_t waiting() const;
 
  private:
   struct Task {
@@ -42,7 +41,7 @@ class TurnPool {
   void Work();
   void Stop();
 
-  mutable absl::Mutex mu_;
+  absl::Mutex mu_;
   absl::CondVar changed_;  // a task came, a place is free, or it ends
   TurnQueue<Task> queue_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;

@@ -60,7 +60,7 @@ using TimeHostLayer =
     absl::FunctionRef<absl::StatusOr<TimedLayer>(int64_t zone_rows, int64_t budget)>;
 
 // Those of AssumedRates, but what can be measured is: of a GPU the ways on the device, of a CPU those in this
-// host's memory, by `time` (library/layer_times.h). A store in this process is taken to cost as much as these, and what taking its questions apart costs.
+// host's memory, by `time` (library/machine_rates.h). A store in this process is taken to cost as much as these, and what taking its questions apart costs.
 // Unavailable: no GPU; ResourceExhausted: too little of its memory is free.
 absl::StatusOr<Rates> MeasureRates(model::Device device, const AttentionShape& shape,
                                    ThreadPool* pool, TimeHostLayer time);

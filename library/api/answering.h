@@ -1,8 +1,6 @@
 // What: questions and answers of include/carrel as those of serving: what Reader and Engine share.
 #pragma once
 
-#include <cstdint>
-
 #include "absl/status/statusor.h"
 #include "carrel/engine.h"
 #include "library/store_access.h"

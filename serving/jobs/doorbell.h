@@ -3,8 +3,6 @@
 // Threads: any; one waits.
 #pragma once
 
-#include <string>
-
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"

@@ -1,8 +1,10 @@
 #include "serving/jobs/job_board.h"
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <string>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -29,6 +31,9 @@ std::string IdOf(absl::string_view file) {
 absl::Status NoJob(absl::string_view what) {
   return absl::NotFoundError(absl::StrCat("there is no job ", what));
 }
+
+// An end goes last: until then the job is known to have ended.
+constexpr const char* kFolders[] = {"dead", "documents", "leases", "records", "results"};
 
 }  // namespace
 
@@ -375,6 +380,15 @@ std::string FingerprintDigest(const std::vector<std::pair<std::string, std::stri
   return Sha256Hex(DumpJson(fields));
 }
 
+bool IsOf(const v1::Manifest& manifest, absl::string_view token_ids_sha256,
+          const std::vector<std::pair<std::string, std::string>>& fingerprint) {
+  std::map<std::string, std::string> fields;
+  for (const auto& field : manifest.fingerprint().fields()) fields[field.name()] = field.value();
+  return manifest.token_ids_sha256() == token_ids_sha256 &&
+         std::all_of(fingerprint.begin(), fingerprint.end(),
+                     [&](const auto& field) { return fields[field.first] == field.second; });
+}
+
 absl::StatusOr<std::optional<kvstore::BoundName>> FindSameContext(
     const kvstore::Bucket& bucket, const std::string& name, const std::string& token_ids_sha256,
     const std::vector<std::pair<std::string, std::string>>& fingerprint) {
@@ -385,15 +399,50 @@ absl::StatusOr<std::optional<kvstore::BoundName>> FindSameContext(
   if (absl::IsNotFound(there.status())) return std::optional<kvstore::BoundName>();  // going
   RETURN_IF_ERROR(there.status());
   v1::Manifest manifest;
-  bool same = manifest.ParseFromString(there->header.manifest) &&
-              manifest.token_ids_sha256() == token_ids_sha256;
-  std::map<std::string, std::string> fields;
-  for (const auto& field : manifest.fingerprint().fields()) fields[field.name()] = field.value();
-  for (const auto& [field, value] : fingerprint) same = same && fields[field] == value;
-  if (same) return std::optional<kvstore::BoundName>(*bound);
+  if (manifest.ParseFromString(there->header.manifest) &&
+      IsOf(manifest, token_ids_sha256, fingerprint)) {
+    return std::optional<kvstore::BoundName>(*bound);
+  }
   return absl::AlreadyExistsError(
       absl::StrCat(bucket.client().UriOf(bucket.NameKey(name)),
                    ": the name is bound to another context, with content id ", bound->content_id));
+}
+
+absl::StatusOr<SweptJobs> SweepJobs(const JobBoard& board, absl::Duration grace, bool dry_run) {
+  kvstore::S3Client& client = board.bucket().client();
+  // The queue first: what is put there later has a record that is young.
+  std::set<std::string> waiting;
+  RETURN_IF_ERROR(client.ForEach(board.Key("queue", ""), [&](const kvstore::ListedObject& object) {
+    constexpr size_t kDigits = 64;
+    if (object.key.size() > kDigits) {
+      waiting.insert(object.key.substr(object.key.size() - kDigits));
+    }
+    return absl::OkStatus();
+  }));
+  std::map<std::string, std::map<std::string, absl::Time>> objects;  // by folder, then id
+  for (const char* folder : kFolders) {
+    const std::string prefix = board.Key(folder, "");
+    RETURN_IF_ERROR(client.ForEach(prefix, [&](const kvstore::ListedObject& object) {
+      objects[folder][object.key.substr(prefix.size())] = object.modified;
+      return absl::OkStatus();
+    }));
+  }
+  const absl::Time old = client.ServerNow() - grace;
+  const std::map<std::string, absl::Time>& results = objects["results"];
+  SweptJobs swept;
+  for (const auto& [id, when] : results) {
+    swept.ended += when <= old && !waiting.contains(id) ? 1 : 0;
+  }
+  for (const char* folder : kFolders) {
+    for (const auto& [id, when] : objects[folder]) {
+      const auto end = results.find(id);
+      if (waiting.contains(id) || when > old) continue;
+      if (end != results.end() && end->second > old) continue;
+      if (end == results.end()) ++swept.leftovers;
+      if (!dry_run) RETURN_IF_ERROR(client.Remove(board.Key(folder, id)));
+    }
+  }
+  return swept;
 }
 
 }  // namespace carrel::serving

@@ -31,6 +31,10 @@
 #include "kvstore/remote/bucket.h"
 #include "serving/jobs/job.h"
 
+namespace carrel::v1 {
+class Manifest;
+}
+
 namespace carrel::serving {
 
 using Clock = std::function<absl::Time()>;
@@ -124,10 +128,24 @@ class JobBoard {
 // Of a model, as jobs name it: SHA-256 over its fingerprint's names and values.
 std::string FingerprintDigest(const std::vector<std::pair<std::string, std::string>>& fingerprint);
 
+// Whether a context is of these tokens, by a model with such a fingerprint.
+bool IsOf(const v1::Manifest& manifest, absl::string_view token_ids_sha256,
+          const std::vector<std::pair<std::string, std::string>>& fingerprint);
+
 // Whether the name is bound to a context of these tokens by this model, which is then returned. AlreadyExists: it is
 // bound to another. fingerprint: what the context's must have.
 absl::StatusOr<std::optional<kvstore::BoundName>> FindSameContext(
     const kvstore::Bucket& bucket, const std::string& name, const std::string& token_ids_sha256,
     const std::vector<std::pair<std::string, std::string>>& fingerprint);
+
+// What leaves a bucket of its jobs: those that ended, and what a submission or a worker that was killed left behind.
+// What is younger than the grace, by the server's clock, stays, and so does every job that waits. Whoever asks for a
+// swept job's document again asks for its first attempt. For carrel gc.
+struct SweptJobs {
+  int64_t ended = 0;      // jobs
+  int64_t leftovers = 0;  // objects of no job
+};
+// dry_run: tells, and removes nothing.
+absl::StatusOr<SweptJobs> SweepJobs(const JobBoard& board, absl::Duration grace, bool dry_run);
 
 }  // namespace carrel::serving

@@ -4,7 +4,6 @@
 #include <random>
 #include <thread>
 
-#include "serving/jobs/job_sweep.h"
 #include "serving/jobs/serving_test_util.h"
 
 namespace carrel::serving {

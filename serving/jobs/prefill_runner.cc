@@ -3,11 +3,8 @@
 #include <spdlog/spdlog.h>
 
 #include <cstring>
-#include <map>
-#include <optional>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "carrel/v1/context.pb.h"
@@ -113,12 +110,9 @@ class PrefillRunner::Prepared final : public PreparedJob {
   // A context that was computed by weights of the same name that are others now is of no use.
   void DropUnlessThisOne() const {
     const absl::StatusOr<v1::Manifest> there = runner_.store_->GetManifest(NameOf(record_.id));
-    if (!there.ok()) return;
-    std::map<std::string, std::string> fields;
-    for (const auto& field : there->fingerprint().fields()) fields[field.name()] = field.value();
-    bool same = there->token_ids_sha256() == token_ids_sha256();
-    for (const auto& [name, value] : fingerprint()) same = same && fields[name] == value;
-    if (!same) runner_.Drop(NameOf(record_.id));
+    if (there.ok() && !IsOf(*there, token_ids_sha256(), fingerprint())) {
+      runner_.Drop(NameOf(record_.id));
+    }
   }
 
   PrefillRunner& runner_;

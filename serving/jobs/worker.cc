@@ -1,6 +1,5 @@
 #include "serving/jobs/worker.h"
 
-#include <algorithm>
 #include <optional>
 #include <utility>
 

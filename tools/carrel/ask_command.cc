@@ -8,6 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_format.h"
 #include "common/status.h"
+#include "http_api/completion.h"
 #include "model/safetensors.h"
 #include "tools/carrel/chat_partner.h"
 #include "tools/carrel/chat_text.h"
@@ -90,7 +91,7 @@ void PrintAnswer(const AskFlags& flags, int64_t prompt_tokens,
            : nlohmann::json(static_cast<double>(result.steps) / result.generate_seconds)}};
   if (!context.method.empty()) json["method"] = context.method;
   if (context.derived.has_value()) json["weights_derived"] = DerivedJson(*context.derived);
-  if (flags.sources > 0) json["sources"] = SourcesJson(answer.sources);
+  if (flags.sources > 0) json["sources"] = http_api::SourcesJson(answer.sources);
   json["stats"] = StatisticsJson(engine.statistics(), flags.stats);
   if (context.plan.has_value()) json["plan"] = PlanJson(*context.plan);
   // Text that is not UTF-8 (a model may stop inside a character) is shown with replacement
@@ -135,17 +136,15 @@ absl::Status AskApi(const AskFlags& flags) {
                                  .max_tokens = retrieval.max_tokens,
                                  .sampling = retrieval.sampling,
                                  .sources = flags.sources};
-  const auto show = [&](const std::string& piece) {
-    if (!flags.json) PrintStreamed(piece);
-  };
-  const auto wanted = [] { return true; };
-  const std::vector<serving::Message> question = {{"user", flags.prompt}};
-  absl::StatusOr<ChatAnswer> answered = absl::UnknownError("");
-  if (partner->knows_chats() && !flags.raw) {
-    answered = partner->Answer(question, settings, show, wanted);
-  } else {
-    answered = partner->Complete(flags.prompt, settings, show, wanted);
-  }
+  const ChatListener listener = {.on_text =
+                                     [&](const std::string& piece) {
+                                       if (!flags.json) PrintStreamed(piece);
+                                     },
+                                 .wanted = [] { return true; }};
+  const absl::StatusOr<ChatAnswer> answered =
+      partner->knows_chats() && !flags.raw
+          ? partner->Answer({{"user", flags.prompt}}, settings, listener)
+          : partner->Complete(flags.prompt, settings, listener);
   RETURN_IF_ERROR(answered.status());
   const ChatAnswer& answer = *answered;
   if (!flags.json) absl::PrintF("\n");
@@ -166,7 +165,7 @@ absl::Status AskApi(const AskFlags& flags) {
                          {"cached_tokens", answer.cached_tokens},
                          {"prompt_seconds", answer.prompt_ms / 1e3},
                          {"ms_per_token", answer.ms_per_token}};
-  if (flags.sources > 0) json["sources"] = SourcesJson(answer.sources);
+  if (flags.sources > 0) json["sources"] = http_api::SourcesJson(answer.sources);
   PrintJson(json);
   return absl::OkStatus();
 }

@@ -6,7 +6,6 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "audit/audit.h"
 #include "audit/audit_report.h"
 #include "audit/html_report.h"
@@ -17,9 +16,9 @@
 #include "common/thread_pool.h"
 #include "kvstore/storage/store.h"
 #include "tools/carrel/commands.h"
+#include "tools/carrel/given_files.h"
 #include "tools/carrel/json_report.h"
 #include "tools/carrel/known_names.h"
-#include "tools/carrel/page_file.h"
 #include "tools/carrel/retrieval_flags.h"
 
 namespace carrel::tools {

@@ -17,7 +17,7 @@
 #include "kvstore/remote/push_stream.h"
 #include "kvstore/remote/sweep.h"
 #include "kvstore/service/context_client.h"
-#include "serving/jobs/job_sweep.h"
+#include "serving/jobs/job_board.h"
 #include "tools/carrel/bucket_flags.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/json_report.h"

@@ -228,7 +228,7 @@ class Chat {
       std::fflush(stdout);
     };
     const absl::StatusOr<ChatAnswer> answer =
-        partner_->Answer(messages_, flags_.settings, show, [] { return !interrupted.load(); });
+        partner_->Answer(messages_, flags_.settings, {show, [] { return !interrupted.load(); }});
     if (!answer.ok()) {
       messages_.pop_back();  // as if it had not been asked
       if (!shown.empty() && !absl::IsCancelled(answer.status())) absl::PrintF("\n");

@@ -18,7 +18,6 @@ namespace {
 using nlohmann::json;
 using serving::AnswerJob;
 using serving::Message;
-using OnText = std::function<void(const std::string&)>;
 
 class LocalPartner final : public ChatPartner {
  public:
@@ -31,25 +30,10 @@ class LocalPartner final : public ChatPartner {
     return flags.Tell(engine_->checkpoint().generation_defaults);
   }
 
-  // Of a model without chats the next question, if it goes on to ask one itself, is not part of the answer.
-  absl::StatusOr<ChatAnswer> Answer(const std::vector<Message>& messages,
-                                    const ChatSettings& settings, const OnText& on_text,
-                                    const std::function<bool()>& wanted) override {
-    if (knows_chats()) return Ask({.messages = messages}, {}, settings, on_text, wanted);
-    return Ask({.text = serving::PlainChat(messages)}, {serving::kPlainChatStop}, settings, on_text,
-               wanted);
-  }
-
-  absl::StatusOr<ChatAnswer> Complete(const std::string& prompt, const ChatSettings& settings,
-                                      const OnText& on_text,
-                                      const std::function<bool()>& wanted) override {
-    return Ask({.text = prompt}, {}, settings, on_text, wanted);
-  }
-
  private:
-  absl::StatusOr<ChatAnswer> Ask(const serving::Prompt& prompt, std::vector<std::string> stop,
-                                 const ChatSettings& settings, const OnText& on_text,
-                                 const std::function<bool()>& wanted) {
+  absl::StatusOr<ChatAnswer> Ask(const serving::Prompt& prompt,
+                                 const std::vector<std::string>& stop, const ChatSettings& settings,
+                                 const ChatListener& listener) override {
     AnswerJob job;
     job.context = settings.context;
     ASSIGN_OR_RETURN(const serving::OpenedContext context,
@@ -61,16 +45,16 @@ class LocalPartner final : public ChatPartner {
     job.give_up = tokens.give_up;
     job.sources = settings.sources;
     job.max_tokens = settings.max_tokens;
-    job.stop = std::move(stop);
+    job.stop = stop;
     ASSIGN_OR_RETURN(job.sampling,
                      settings.sampling.Resolve(engine_->checkpoint().generation_defaults));
-    job.wanted = wanted;
+    job.wanted = listener.wanted;
     job.on_text = [&](const std::string& piece) {
-      if (!piece.empty()) on_text(piece);
-      return wanted();
+      if (!piece.empty()) listener.on_text(piece);
+      return listener.wanted();
     };
     ASSIGN_OR_RETURN(AnswerJob::Done done, engine_->Answer(std::move(job)));
-    if (!wanted()) return absl::CancelledError("nobody wants the answer any more");
+    if (!listener.wanted()) return absl::CancelledError("nobody wants the answer any more");
     return ChatAnswer{.text = std::move(done.text),
                       .cut_off = done.at_max_tokens,
                       .prompt_tokens = done.context_tokens + prompt_tokens,
@@ -107,27 +91,6 @@ class ApiPartner final : public ChatPartner {
   bool knows_chats() const override { return chat_; }
   std::string sampling(const SamplingFlags&) const override { return ""; }  // each answer says it
 
-  absl::StatusOr<ChatAnswer> Answer(const std::vector<Message>& messages,
-                                    const ChatSettings& settings, const OnText& on_text,
-                                    const std::function<bool()>& wanted) override {
-    if (!chat_) {
-      return Post("/v1/completions",
-                  {{"prompt", serving::PlainChat(messages)}, {"stop", {serving::kPlainChatStop}}},
-                  settings, on_text, wanted);
-    }
-    json list = json::array();
-    for (const Message& message : messages) {
-      list.push_back({{"role", message.role}, {"content", message.content}});
-    }
-    return Post("/v1/chat/completions", {{"messages", std::move(list)}}, settings, on_text, wanted);
-  }
-
-  absl::StatusOr<ChatAnswer> Complete(const std::string& prompt, const ChatSettings& settings,
-                                      const OnText& on_text,
-                                      const std::function<bool()>& wanted) override {
-    return Post("/v1/completions", {{"prompt", prompt}}, settings, on_text, wanted);
-  }
-
  private:
   static constexpr size_t kMaxWords = 2000;  // of a server that nobody vouches for
   static constexpr char kWhere[] = "the server's answer (is it carrel api?)";
@@ -144,26 +107,33 @@ class ApiPartner final : public ChatPartner {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<ChatAnswer> Post(const std::string& target, json request,
-                                  const ChatSettings& settings, const OnText& on_text,
-                                  const std::function<bool()>& wanted) {
-    request.update({{"model", model_},
+  absl::StatusOr<ChatAnswer> Ask(const serving::Prompt& prompt,
+                                 const std::vector<std::string>& stop, const ChatSettings& settings,
+                                 const ChatListener& listener) override {
+    const bool chat = !prompt.messages.empty();
+    json request = {{"model", model_},
                     {"stream", true},
                     {"stream_options", {{"include_usage", true}}},
                     {"max_tokens", settings.max_tokens},
-                    {"sources", settings.sources}});
+                    {"sources", settings.sources}};
+    if (!chat) request["prompt"] = prompt.text;
+    if (!stop.empty()) request["stop"] = stop;
+    for (const Message& message : prompt.messages) {
+      request["messages"].push_back({{"role", message.role}, {"content", message.content}});
+    }
     RETURN_IF_ERROR(AddSampling(settings.sampling, request));
     if (!settings.context.empty()) request["context"] = settings.context;
     ChatAnswer answer;
-    client_.set_wanted(wanted);
+    client_.set_wanted(listener.wanted);
     client_.set_context(settings.context);
-    RETURN_IF_ERROR(client_.Stream(target, DumpJson(request), [&](absl::string_view data) {
-      return AddEvent(data, on_text, answer);
-    }));
+    RETURN_IF_ERROR(
+        client_.Stream(chat ? "/v1/chat/completions" : "/v1/completions", DumpJson(request),
+                       [&](absl::string_view data) { return AddEvent(data, listener, answer); }));
     return answer;
   }
 
-  static absl::Status AddEvent(absl::string_view data, const OnText& on_text, ChatAnswer& answer) {
+  static absl::Status AddEvent(absl::string_view data, const ChatListener& listener,
+                               ChatAnswer& answer) {
     ASSIGN_OR_RETURN(const json event, ParseJsonObject(data, kWhere, kMessageBounds));
     if (event.contains("error")) {
       const std::string words = JsonText(JsonAt(event, {"error", "message"}));
@@ -184,7 +154,7 @@ class ApiPartner final : public ChatPartner {
       const std::string piece =
           JsonText(JsonAt(choice, {"delta", "content"}), JsonText(JsonAt(choice, {"text"})));
       answer.text += piece;
-      if (!piece.empty()) on_text(piece);
+      if (!piece.empty()) listener.on_text(piece);
       answer.cut_off |= JsonText(JsonAt(choice, {"finish_reason"})) == "length";
     }
     return absl::OkStatus();
@@ -225,6 +195,13 @@ class ApiPartner final : public ChatPartner {
 };
 
 }  // namespace
+
+absl::StatusOr<ChatAnswer> ChatPartner::Answer(const std::vector<Message>& messages,
+                                               const ChatSettings& settings,
+                                               const ChatListener& listener) {
+  if (knows_chats()) return Ask({.messages = messages}, {}, settings, listener);
+  return Ask({.text = serving::PlainChat(messages)}, {serving::kPlainChatStop}, settings, listener);
+}
 
 absl::Status CheckApiFlags(const CLI::App& command) {
   static const absl::flat_hash_set<std::string> taken = {

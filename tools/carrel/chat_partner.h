@@ -37,6 +37,12 @@ struct ChatSettings {
   int64_t sources = 0;
 };
 
+// on_text: each piece as soon as it is certain. wanted: asked several times a second.
+struct ChatListener {
+  std::function<void(const std::string&)> on_text;
+  std::function<bool()> wanted;
+};
+
 class ChatPartner {
  public:
   virtual ~ChatPartner() = default;
@@ -44,16 +50,20 @@ class ChatPartner {
   virtual bool knows_chats() const = 0;  // whether the model has a chat template
   // How tokens are drawn, where that is as the model advises, and known before the first answer; else empty.
   virtual std::string sampling(const SamplingFlags& flags) const = 0;
-  // on_text: each piece as soon as it is certain. wanted: asked several times a second.
-  virtual absl::StatusOr<ChatAnswer> Answer(const std::vector<serving::Message>& messages,
-                                            const ChatSettings& settings,
-                                            const std::function<void(const std::string&)>& on_text,
-                                            const std::function<bool()>& wanted) = 0;
+  // Of a model without chats the next question, if it goes on to ask one itself, is not part of the answer.
+  absl::StatusOr<ChatAnswer> Answer(const std::vector<serving::Message>& messages,
+                                    const ChatSettings& settings, const ChatListener& listener);
   // What follows the context's document, as it is, control tokens too; no chat.
-  virtual absl::StatusOr<ChatAnswer> Complete(
-      const std::string& prompt, const ChatSettings& settings,
-      const std::function<void(const std::string&)>& on_text,
-      const std::function<bool()>& wanted) = 0;
+  absl::StatusOr<ChatAnswer> Complete(const std::string& prompt, const ChatSettings& settings,
+                                      const ChatListener& listener) {
+    return Ask({.text = prompt}, {}, settings, listener);
+  }
+
+ private:
+  virtual absl::StatusOr<ChatAnswer> Ask(const serving::Prompt& prompt,
+                                         const std::vector<std::string>& stop,
+                                         const ChatSettings& settings,
+                                         const ChatListener& listener) = 0;
 };
 
 absl::StatusOr<std::unique_ptr<ChatPartner>> MakeLocalPartner(const RetrievalFlags& flags);

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/status.h"
 #include "model/checkpoint.h"
 
 namespace carrel::tools {

@@ -5,11 +5,8 @@
 
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
-#include "common/ids.h"
 #include "model/tokenizer/tokenizer.h"
 #include "serving/chat_template.h"
 

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -59,5 +60,14 @@ absl::StatusOr<std::vector<Configuration>> ReadConfigurations(const std::string&
 absl::StatusOr<Comparison> Compare(absl::Span<const Configuration> configurations,
                                    absl::Span<const eval::Question> questions, int64_t measured,
                                    Match match, int64_t together, bool keep_answers);
+
+// As JSON, as a Markdown table, and as one self-contained page with curves. Without dense answers in the questions,
+// agreement shows as "-" (null in JSON).
+nlohmann::json AnswersJson(const std::vector<Tally::Answer>& answers);
+// Of so many questions: what is right, and how much.
+nlohmann::json TallyJson(const Tally& tally, int64_t asked);
+nlohmann::json ComparisonJson(const Comparison& comparison);
+std::string ComparisonMarkdown(const Comparison& comparison);
+std::string ComparisonPage(const Comparison& comparison);
 
 }  // namespace carrel::tools

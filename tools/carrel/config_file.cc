@@ -1,7 +1,6 @@
 #include "tools/carrel/config_file.h"
 
 #include <CLI/CLI.hpp>
-#include <memory>
 #include <regex>
 #include <string>
 #include <vector>
@@ -12,7 +11,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "common/shown.h"
-#include "tools/carrel/suggest.h"
+#include "tools/carrel/known_names.h"
 
 namespace carrel::tools {
 namespace {

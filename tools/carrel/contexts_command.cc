@@ -17,7 +17,6 @@
 #include "model/safetensors.h"
 #include "tools/carrel/bucket_flags.h"
 #include "tools/carrel/commands.h"
-#include "tools/carrel/contexts_report.h"
 #include "tools/carrel/json_report.h"
 #include "tools/carrel/known_names.h"
 #include "tools/carrel/manifest_report.h"

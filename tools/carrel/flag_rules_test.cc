@@ -9,8 +9,8 @@
 #include "common/test_util.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/config_file.h"
-#include "tools/carrel/sampling_flags.h"
-#include "tools/carrel/suggest.h"
+#include "tools/carrel/known_names.h"
+#include "tools/carrel/retrieval_flags.h"
 
 namespace carrel::tools {
 namespace {

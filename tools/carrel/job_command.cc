@@ -17,7 +17,7 @@
 #include "kvstore/format/context_name.h"
 #include "serving/jobs/job_board.h"
 #include "tools/carrel/commands.h"
-#include "tools/carrel/document_file.h"
+#include "tools/carrel/given_files.h"
 #include "tools/carrel/job_flags.h"
 #include "tools/carrel/json_report.h"
 #include "tools/carrel/retrieval_flags.h"

@@ -30,8 +30,8 @@
 #include "tools/carrel/commands.h"
 #include "tools/carrel/config_file.h"
 #include "tools/carrel/flag_rules.h"
+#include "tools/carrel/known_names.h"
 #include "tools/carrel/lab.h"
-#include "tools/carrel/suggest.h"
 
 namespace carrel::tools {
 namespace {
@@ -53,7 +53,8 @@ class HelpFormat final : public CLI::Formatter {
       const std::string type = option->get_type_name();
       absl::StrAppend(&text, " ", type.substr(0, type.find(':')));
       const std::string usual = option->get_default_str();
-      if (!usual.empty() && usual != "[]") absl::StrAppend(&text, "=", usual);
+      if (!usual.empty() && usual != "[]" && !option->get_required())
+        absl::StrAppend(&text, "=", usual);
       if (option->get_expected_max() == CLI::detail::expected_max_vector_size)
         absl::StrAppend(&text, " ...");
     }

@@ -2,7 +2,6 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -19,10 +18,11 @@
 #include "library/move_context.h"
 #include "prefill/prefill.h"
 #include "serving/chat_probe.h"
+#include "serving/jobs/job_board.h"
 #include "tools/carrel/bucket_flags.h"
 #include "tools/carrel/chat_text.h"
 #include "tools/carrel/commands.h"
-#include "tools/carrel/document_file.h"
+#include "tools/carrel/given_files.h"
 #include "tools/carrel/index_flags.h"
 #include "tools/carrel/json_report.h"
 #include "tools/carrel/lab.h"
@@ -155,15 +155,11 @@ void Print(const PrefillFlags& flags, const prefill::PrefillReport& report) {
 // was being sent.
 bool IsComputed(const absl::StatusOr<v1::Manifest>& found, const model::Checkpoint& checkpoint,
                 const std::vector<TokenId>& tokens) {
-  if (!found.ok()) return false;
-  std::map<std::string, std::string> fields;
-  for (const auto& field : found->fingerprint().fields()) fields[field.name()] = field.value();
-  for (const auto& [name, value] : checkpoint.fingerprint) {
-    if (name != "key_position" && fields[name] != value) return false;
-  }
+  auto fingerprint = checkpoint.fingerprint;
+  std::erase_if(fingerprint, [](const auto& field) { return field.first == "key_position"; });
   const absl::string_view bytes(reinterpret_cast<const char*>(tokens.data()),
                                 tokens.size() * sizeof(TokenId));
-  return found->token_ids_sha256() == Sha256Hex(bytes);
+  return found.ok() && serving::IsOf(*found, Sha256Hex(bytes), fingerprint);
 }
 
 // Says how it went, unless a report as JSON comes at the end: of a context that stays here it is this one.

@@ -30,7 +30,8 @@ void ReplicaFlags::Declare(CLI::App& command) {
       .add_option("--cache-bytes", cache_bytes,
                   "--remote: what they may take there, as bytes or 500GB; those that nobody opened "
                   "for longest go")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true));
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+      ->default_str("");
   command.add_option("--pulls", pulls, "--remote: contexts that come at a time")
       ->check(CLI::Range(1, 64));
   command

@@ -19,24 +19,16 @@ std::string Cell(const decoder::Mean& mean) {
   return mean.count == 0 ? "-" : absl::StrFormat("%.3f", mean.value());
 }
 
-double Share(int64_t part, int64_t whole) {
-  return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
-}
-
 nlohmann::json BankJson(const decoder::BankStatistics& bank) {
   nlohmann::json json = {{"slots", bank.slots},
                          {"rows_wanted", bank.wanted},
                          {"hits", bank.hits},
-                         {"hit_rate", Share(bank.hits, bank.wanted)}};
+                         {"hit_rate", Ratio(bank.hits, bank.wanted)}};
   if (bank.ahead == 0) return json;
   json["rows_ahead"] = bank.ahead;
   json["rows_ahead_fetched"] = bank.ahead - bank.ahead_hits;
-  json["share_foreseen"] = Share(bank.foreseen, bank.expected);
+  json["share_foreseen"] = Ratio(bank.foreseen, bank.expected);
   return json;
-}
-
-double PerToken(double total, int64_t tokens) {
-  return tokens == 0 ? 0 : total / static_cast<double>(tokens);
 }
 
 void AppendBanks(const decoder::Statistics& statistics, std::string& table) {
@@ -50,9 +42,9 @@ void AppendBanks(const decoder::Statistics& statistics, std::string& table) {
       title = true;
     }
     absl::StrAppendFormat(
-        &table, "%5d %10d %10.3f %10s %14.1f\n", i, bank.slots, Share(bank.hits, bank.wanted),
-        bank.expected == 0 ? "-" : absl::StrFormat("%.3f", Share(bank.foreseen, bank.expected)),
-        PerToken(static_cast<double>(bank.ahead - bank.ahead_hits), statistics.layers[i].tokens));
+        &table, "%5d %10d %10.3f %10s %14.1f\n", i, bank.slots, Ratio(bank.hits, bank.wanted),
+        bank.expected == 0 ? "-" : absl::StrFormat("%.3f", Ratio(bank.foreseen, bank.expected)),
+        Ratio(bank.ahead - bank.ahead_hits, statistics.layers[i].tokens));
   }
 }
 
@@ -151,16 +143,15 @@ std::string StatisticsTable(const decoder::Statistics& statistics, bool measured
   for (size_t i = 0; i < statistics.layers.size(); ++i) {
     const decoder::LayerStatistics& layer = statistics.layers[i];
     const int64_t top_k = select::TopKRows(layer.selection);
-    absl::StrAppendFormat(
-        &table, "%5d %6s %12.1f %12.1f %10.1f %10s %12.2f %8s", i,
-        top_k > 0                        ? absl::StrCat(top_k)
-        : select::IsAll(layer.selection) ? "all"
-                                         : "-",
-        PerToken(static_cast<double>(layer.candidates), layer.tokens), decoder::RowsPerToken(layer),
-        PerToken(layer.exposed_wait_us, layer.tokens),
-        FormatBytes(static_cast<int64_t>(
-            PerToken(static_cast<double>(layer.bytes_received + layer.bytes_read), layer.tokens))),
-        PerToken(static_cast<double>(layer.prefetched), layer.tokens), Cell(layer.cosine));
+    absl::StrAppendFormat(&table, "%5d %6s %12.1f %12.1f %10.1f %10s %12.2f %8s", i,
+                          top_k > 0                        ? absl::StrCat(top_k)
+                          : select::IsAll(layer.selection) ? "all"
+                                                           : "-",
+                          Ratio(layer.candidates, layer.tokens), decoder::RowsPerToken(layer),
+                          Ratio(layer.exposed_wait_us, layer.tokens),
+                          FormatBytes(static_cast<int64_t>(
+                              Ratio(layer.bytes_received + layer.bytes_read, layer.tokens))),
+                          Ratio(layer.prefetched, layer.tokens), Cell(layer.cosine));
     if (measured)
       absl::StrAppendFormat(&table, " %8s %8s %8s %8s %8s", Cell(layer.hit_rate),
                             Cell(layer.kept_rate), Cell(layer.mass), Cell(layer.attended_mass),

@@ -1,6 +1,7 @@
 // What:   statistics of retrieval as JSON and as a table for people.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
@@ -10,6 +11,12 @@
 #include "serving/runner.h"
 
 namespace carrel::tools {
+
+// part / whole; of nothing: 0.
+template <typename Number>
+double Ratio(Number part, int64_t whole) {
+  return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
+}
 
 // measured: whether hit rate and mass were asked for; without, they are absent.
 nlohmann::json StatisticsJson(const decoder::Statistics& statistics, bool measured);

@@ -2,6 +2,7 @@
 //         how to retrieve.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -10,10 +11,11 @@
 
 #include "absl/status/statusor.h"
 #include "decoder/config.h"
+#include "decoder/sampler.h"
 #include "library/loaded_model.h"
 #include "library/store_access.h"
+#include "model/generation_defaults.h"
 #include "serving/engine.h"
-#include "tools/carrel/sampling_flags.h"
 #include "tools/carrel/store_flags.h"
 
 namespace CLI {
@@ -23,6 +25,24 @@ class App;
 namespace carrel::tools {
 
 using library::ResolveThreads;
+
+// How an answer's tokens are drawn: as the flags say; what they do not say, as the model's makers advise
+// (model/generation_defaults.h); where they advise nothing, greedily. InvalidArgument a value outside its bound, and a
+// flag that would change nothing (--top-p and --seed of a greedy answer).
+struct SamplingFlags {
+  std::optional<double> temperature, top_p;
+  std::optional<uint64_t> seed;
+
+  void Declare(CLI::App& command);
+  absl::Status Check() const;  // of the values alone, before a model is loaded
+  absl::StatusOr<decoder::SamplingConfig> Resolve(const model::GenerationDefaults& advice) const;
+  // For people, when something that was not said is as the model advises: what, and how to have it otherwise.
+  // Empty: nothing is.
+  std::string Tell(const model::GenerationDefaults& advice) const;
+};
+
+// "temperature 0.7, top_p 0.8, top_k 20"; "greedy".
+std::string DescribeSampling(const decoder::SamplingConfig& config);
 
 struct RetrievalFlags {
   std::string model_dir;

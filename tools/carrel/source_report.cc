@@ -1,7 +1,6 @@
 #include "tools/carrel/source_report.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -35,17 +34,6 @@ std::string SourcesTable(absl::Span<const serving::AnswerSource> sources, int64_
             OneLine(sources[i].text, static_cast<size_t>(std::max<int64_t>(columns, 40) - 14))));
   }
   return table;
-}
-
-nlohmann::json SourcesJson(absl::Span<const serving::AnswerSource> sources) {
-  nlohmann::json list = nlohmann::json::array();
-  for (const serving::AnswerSource& source : sources) {
-    list.push_back({{"text", source.text},
-                    {"share", source.share},
-                    {"bytes", {source.begin, source.end}},
-                    {"tokens", {source.first_token, source.end_token}}});
-  }
-  return list;
 }
 
 std::string Harmless(absl::string_view text) {

@@ -1,10 +1,8 @@
-// What: the passages that an answer rests on, for people and as JSON.
+// What: the passages that an answer rests on, for people.
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
-#include <vector>
 
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
@@ -14,7 +12,6 @@ namespace carrel::tools {
 
 // A line each: number, share, the beginning of the text.
 std::string SourcesTable(absl::Span<const serving::AnswerSource> sources, int64_t columns);
-nlohmann::json SourcesJson(absl::Span<const serving::AnswerSource> sources);
 
 // What models and documents say must not steer a terminal (common/shown.h): '?' in place of what does, but for
 // ends of lines and tabs.

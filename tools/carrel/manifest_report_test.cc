@@ -1,7 +1,8 @@
-#include "tools/carrel/contexts_report.h"
+#include "tools/carrel/manifest_report.h"
 
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/str_cat.h"
 #include "carrel/v1/context.pb.h"
 #include "common/test_util.h"
 
@@ -28,7 +29,7 @@ TEST(ContextsReportTest, ContextThatCannotBeRead_IsNamedInEveryForm) {
     const nlohmann::json json = ContextsJson(list);
     EXPECT_EQ(json["unreadable"], nlohmann::json::array({kWhy}));
     EXPECT_EQ(json["contexts"].size(), readable ? 1u : 0u);
-    EXPECT_EQ(UnreadableContexts(list), std::string("cannot be read: ") + kWhy + "\n");
+    EXPECT_EQ(UnreadableContexts(list), absl::StrCat("cannot be read: ", kWhy, "\n"));
   }
   EXPECT_EQ(ContextsTable(List(false, true)), "no contexts that can be read\n");
 }

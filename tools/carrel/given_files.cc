@@ -1,4 +1,4 @@
-#include "tools/carrel/document_file.h"
+#include "tools/carrel/given_files.h"
 
 #include <cstdio>
 #include <filesystem>
@@ -11,6 +11,11 @@
 #include "library/text_kind.h"
 
 namespace carrel::tools {
+namespace {
+
+constexpr int64_t kProbedPageBytes = 1 << 20;
+
+}  // namespace
 
 absl::StatusOr<std::string> ReadDocumentFile(const std::string& input, const std::string& command) {
   if (std::error_code error; std::filesystem::is_directory(input, error)) {
@@ -34,6 +39,15 @@ absl::StatusOr<std::string> ReadDocumentFile(const std::string& input, const std
     absl::FPrintF(stderr, "carrel: %s: %s\n", input, given->remark);
   }
   return std::move(given->text);
+}
+
+absl::Status CheckPage(const std::string& path) {
+  if (path.empty()) return absl::InvalidArgumentError("--html needs the name of a file");
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) {
+    return absl::InvalidArgumentError(absl::StrCat("--html ", path, " is a folder"));
+  }
+  return Annotate(ProbeRoom(path, 0, kProbedPageBytes), "--html");
 }
 
 }  // namespace carrel::tools

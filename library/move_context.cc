@@ -4,10 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "carrel/v1/context.pb.h"
-#include "common/mapped_file.h"
 #include "common/progress.h"
 #include "common/status.h"
-#include "common/thrown.h"
 #include "kvstore/service/context_client.h"
 #include "kvstore/storage/store.h"
 
@@ -21,54 +19,6 @@ absl::Status CheckNameIsFreeAt(kvstore::ContextClient& server, const std::string
   if (!content_id.empty() && there->content_id() == content_id) return absl::OkStatus();
   return absl::AlreadyExistsError(
       absl::StrCat("the server has a context \"", name, "\" already; choose another name"));
-}
-
-AheadSender::AheadSender(kvstore::ContextClient* to, std::string name)
-    : to_(*to), name_(std::move(name)), thread_([this] { Run(); }) {}
-
-AheadSender::~AheadSender() {
-  stopping_ = true;
-  (void)Finish();
-}
-
-void AheadSender::Send(kvstore::ContextId id, int64_t file, const std::string& path) {
-  absl::StatusOr<std::unique_ptr<MappedFile>> bytes = MappedFile::Open(path);
-  absl::MutexLock lock(&mu_);
-  status_.Update(bytes.status());
-  if (status_.ok()) waiting_.push_back({id, file, *std::move(bytes)});
-}
-
-absl::Status AheadSender::Finish() {
-  {
-    absl::MutexLock lock(&mu_);
-    ended_ = true;
-  }
-  if (thread_.joinable()) thread_.join();
-  absl::MutexLock lock(&mu_);
-  return status_;
-}
-
-void AheadSender::Run() {
-  for (;;) {
-    const Waiting* next = nullptr;
-    {
-      absl::MutexLock lock(&mu_);
-      mu_.Await(absl::Condition(
-          +[](AheadSender* s)
-               ABSL_NO_THREAD_SAFETY_ANALYSIS { return s->ended_ || !s->waiting_.empty(); },
-          this));
-      if (waiting_.empty() || !status_.ok()) return;
-      next = &waiting_.front();  // stays where it is while others are added behind it
-    }
-    const absl::StatusOr<int64_t> sent = CatchThrown("sending ahead", [&] {
-      return to_.SendAhead(name_, next->id, next->file, next->bytes->bytes(),
-                           [this] { return !stopping_; });
-    });
-    absl::MutexLock lock(&mu_);
-    waiting_.pop_front();
-    status_.Update(sent.status());
-    if (sent.ok()) bytes_ += *sent;
-  }
 }
 
 absl::StatusOr<v1::ImportReply> MoveContext(kvstore::Store& from, const std::string& name,

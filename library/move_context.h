@@ -2,22 +2,13 @@
 // Errors: AlreadyExists the server has the name; as Store::Export and ContextClient::Import.
 #pragma once
 
-#include <atomic>
-#include <cstdint>
-#include <deque>
-#include <memory>
 #include <string>
-#include <thread>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
-#include "kvstore/format/context_id.h"
 
 namespace carrel {
-class MappedFile;
 class Progress;
-}  // namespace carrel
+}
 namespace carrel::v1 {
 class ImportReply;
 }
@@ -37,39 +28,5 @@ absl::Status CheckNameIsFreeAt(kvstore::ContextClient& server, const std::string
 // the same call goes on where it was.
 absl::StatusOr<v1::ImportReply> MoveContext(kvstore::Store& from, const std::string& name,
                                             kvstore::ContextClient& to, Progress& progress);
-
-// Sends files of a context that is still being computed to the server that it will move to, on a
-// thread of its own, in the order in which they are given. After a failure nothing more is sent:
-// MoveContext sends whatever the server lacks.
-// Ownership: the client outlives it.
-class AheadSender {
- public:
-  AheadSender(kvstore::ContextClient* to, std::string name);
-  ~AheadSender();  // stops in the middle of a file
-
-  // The file at `path`, which is opened now, is to be the context's file `file`.
-  void Send(kvstore::ContextId id, int64_t file, const std::string& path);
-  // Waits until all is sent, or failed.
-  absl::Status Finish();
-  int64_t bytes() const { return bytes_; }  // sent so far
-
- private:
-  struct Waiting {
-    kvstore::ContextId id;
-    int64_t file;
-    std::unique_ptr<MappedFile> bytes;
-  };
-  void Run();
-
-  kvstore::ContextClient& to_;
-  const std::string name_;
-  std::atomic<int64_t> bytes_{0};
-  std::atomic<bool> stopping_{false};
-  absl::Mutex mu_;
-  std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mu_);  // the first one is being sent
-  bool ended_ ABSL_GUARDED_BY(mu_) = false;           // none will follow
-  absl::Status status_ ABSL_GUARDED_BY(mu_);
-  std::thread thread_;
-};
 
 }  // namespace carrel::library

@@ -8,7 +8,6 @@
 #include "common/checksum.h"
 #include "common/mapped_file.h"
 #include "common/status.h"
-#include "common/thrown.h"
 #include "kvstore/format/manifest.h"
 
 namespace carrel::kvstore {
@@ -30,38 +29,11 @@ absl::StatusOr<StreamHeader> HeaderOf(ContextExport& from) {
 }  // namespace
 
 PushAhead::PushAhead(const Bucket& bucket, const PushOptions& options)
-    : bucket_(bucket), options_(options), thread_([this] { Run(); }) {}
+    : bucket_(bucket),
+      options_(options),
+      ahead_([this](const FilesAhead::File& next, const auto&) { return Send(next); }) {}
 
-PushAhead::~PushAhead() {
-  {
-    absl::MutexLock lock(&mu_);
-    dropped_ = true;
-    waiting_.clear();
-  }
-  EndThread();
-}
-
-void PushAhead::EndThread() {
-  {
-    absl::MutexLock lock(&mu_);
-    ended_ = true;
-  }
-  if (thread_.joinable()) thread_.join();
-}
-
-absl::Status PushAhead::ahead_status() const {
-  absl::MutexLock lock(&mu_);
-  return status_;
-}
-
-void PushAhead::Add(ContextId id, int64_t file, const std::string& path) {
-  absl::StatusOr<std::unique_ptr<MappedFile>> bytes = MappedFile::Open(path);
-  absl::MutexLock lock(&mu_);
-  status_.Update(bytes.status());
-  if (status_.ok()) waiting_.push_back({id, file, *std::move(bytes)});
-}
-
-absl::Status PushAhead::Send(const Waiting& next) {
+absl::Status PushAhead::Send(const FilesAhead::File& next) {
   if (pusher_ == nullptr) {
     ASSIGN_OR_RETURN(pusher_, Pusher::Begin(bucket_, next.id, options_));
     id_ = next.id.ToString();
@@ -76,36 +48,16 @@ absl::Status PushAhead::Send(const Waiting& next) {
   return absl::OkStatus();
 }
 
-void PushAhead::Run() {
-  for (;;) {
-    Waiting next;
-    {
-      absl::MutexLock lock(&mu_);
-      const auto work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-        return ended_ || dropped_ || !waiting_.empty();
-      };
-      mu_.Await(absl::Condition(&work));
-      if (waiting_.empty() || dropped_) return;
-      next = std::move(waiting_.front());
-      waiting_.pop_front();
-    }
-    const absl::Status sent = CatchThrown("sending ahead", [&] { return Send(next); });
-    absl::MutexLock lock(&mu_);
-    status_.Update(sent);
-    if (!sent.ok()) waiting_.clear();
-  }
-}
-
 absl::StatusOr<Pushed> PushAhead::Publish(const std::string& name, ContextExport& from,
                                           const std::function<void(int64_t, int64_t)>& progress) {
-  EndThread();
+  const absl::Status ahead = ahead_.Finish();
   // It sends out of `from`, which may go when this returns.
   const absl::Cleanup ends = [this] { pusher_ = nullptr; };
   ASSIGN_OR_RETURN(const ContextId id, ContextIdOf(from.manifest()));
   if (pusher_ != nullptr) sent_ = pusher_->sent_bytes();
   const int64_t before = sent_;
   // What failed on the way leaves a pusher that sends no more: another one finds what is there.
-  const bool anew = pusher_ == nullptr || !ahead_status().ok() || id_ != id.ToString();
+  const bool anew = pusher_ == nullptr || !ahead.ok() || id_ != id.ToString();
   if (anew) {
     taken_.clear();
     std::unique_ptr<Pusher> next;

@@ -16,33 +16,25 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "kvstore/format/context_id.h"
 #include "kvstore/remote/push.h"
 #include "kvstore/storage/context_stream.h"
-
-namespace carrel {
-class MappedFile;
-}
+#include "kvstore/storage/files_ahead.h"
 
 namespace carrel::kvstore {
 
 class PushAhead {
  public:
   explicit PushAhead(const Bucket& bucket, const PushOptions& options = {});
-  ~PushAhead();  // what waits is not sent
 
-  // The file at `path`, which is opened now and may be moved then, is to be the context's file `file`.
-  void Add(ContextId id, int64_t file, const std::string& path);
+  // As FilesAhead::Add.
+  void Add(ContextId id, int64_t file, const std::string& path) { ahead_.Add(id, file, path); }
   // from: the whole context. Where it has another id than what was added, all of it is sent.
   absl::StatusOr<Pushed> Publish(const std::string& name, ContextExport& from,
                                  const std::function<void(int64_t, int64_t)>& progress);
@@ -50,31 +42,19 @@ class PushAhead {
   // Once Publish was called: what had been sent before that.
   int64_t sent_ahead() const { return sent_; }
   // Whether all that was added could be sent, so far.
-  absl::Status ahead_status() const;
+  absl::Status ahead_status() const { return ahead_.status(); }
 
  private:
-  struct Waiting {
-    ContextId id;
-    int64_t file;
-    std::shared_ptr<const MappedFile> bytes;
-  };
-  void Run();
-  absl::Status Send(const Waiting& next);
-  void EndThread();
+  absl::Status Send(const FilesAhead::File& next);
 
   const Bucket& bucket_;
   const PushOptions options_;
   int64_t sent_ = 0;
-  mutable absl::Mutex mu_;
-  std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mu_);
-  bool ended_ ABSL_GUARDED_BY(mu_) = false;  // none will follow
-  bool dropped_ ABSL_GUARDED_BY(mu_) = false;
-  absl::Status status_ ABSL_GUARDED_BY(mu_);
   // The thread's, then Publish's.
   std::unique_ptr<Pusher> pusher_;
   std::string id_;
   std::map<int64_t, int64_t> taken_;  // bytes of files that the pusher was given
-  std::thread thread_;
+  FilesAhead ahead_;                  // ends before what it sends to
 };
 
 }  // namespace carrel::kvstore

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -9,10 +10,12 @@
 #include "carrel/v1/context.pb.h"
 #include "common/checksum.h"
 #include "common/freed_memory.h"
+#include "common/mapped_file.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "kvstore/remote/push_ahead.h"
 #include "kvstore/service/context_client.h"
+#include "kvstore/storage/files_ahead.h"
 #include "kvstore/storage/store.h"
 #include "library/document_text.h"
 #include "library/move_context.h"
@@ -175,6 +178,17 @@ absl::Status PrefillHere(const PrefillFlags& flags, const model::Checkpoint& che
   return absl::OkStatus();
 }
 
+// What gives the files of layers to who sends them ahead.
+template <typename Ahead>
+std::function<void(const prefill::SealedLayer&)> AddingTo(Ahead& ahead) {
+  return [&ahead](const prefill::SealedLayer& layer) {
+    const auto id = kvstore::ContextId::FromBytes(layer.context_id);
+    for (size_t i = 0; id.has_value() && i < layer.paths.size(); ++i) {
+      ahead.Add(*id, layer.first_file + static_cast<int64_t>(i), layer.paths[i]);
+    }
+  };
+}
+
 // Prefills in the folder, unless that is done, and moves the context from there to the server.
 absl::Status PrefillIntoServer(PrefillFlags& flags, const model::Checkpoint& checkpoint,
                                const std::vector<TokenId>& tokens, kvstore::Store& store,
@@ -188,19 +202,20 @@ absl::Status PrefillIntoServer(PrefillFlags& flags, const model::Checkpoint& che
   Progress progress(flags.quiet ? Progress::Mode::kQuiet : Progress::ModeFor(stderr));
   int64_t bytes_ahead = 0;
   if (!computed) {
-    library::AheadSender ahead(served.client.get(), flags.config.name);
-    flags.config.sealed = [&ahead](const prefill::SealedLayer& layer) {
-      const auto id = kvstore::ContextId::FromBytes(layer.context_id);
-      for (size_t i = 0; id.has_value() && i < layer.paths.size(); ++i) {
-        ahead.Send(*id, layer.first_file + static_cast<int64_t>(i), layer.paths[i]);
-      }
-    };
+    kvstore::FilesAhead ahead([&](const kvstore::FilesAhead::File& file,
+                                  const std::function<bool()>& wanted) -> absl::Status {
+      ASSIGN_OR_RETURN(const int64_t sent,
+                       served.client->SendAhead(flags.config.name, file.id, file.file,
+                                                file.bytes->bytes(), wanted));
+      bytes_ahead += sent;
+      return absl::OkStatus();
+    });
+    flags.config.sealed = AddingTo(ahead);
     RETURN_IF_ERROR(PrefillHere(flags, checkpoint, tokens, store, pool, progress));
     progress.Update(1, "sending layers");
     if (const absl::Status sent = ahead.Finish(); !sent.ok()) {
       spdlog::warn("layers were not sent ahead: {}", sent.ToString());
     }
-    bytes_ahead = ahead.bytes();
     flags.config.sealed = nullptr;
   }
   const absl::StatusOr<v1::ImportReply> moved =
@@ -237,12 +252,7 @@ absl::Status PrefillIntoBucket(PrefillFlags& flags, const kvstore::Bucket& bucke
   Progress progress(flags.quiet ? Progress::Mode::kQuiet : Progress::ModeFor(stderr));
   kvstore::PushAhead ahead(bucket);
   if (!computed) {
-    flags.config.sealed = [&ahead](const prefill::SealedLayer& layer) {
-      const auto id = kvstore::ContextId::FromBytes(layer.context_id);
-      for (size_t i = 0; id.has_value() && i < layer.paths.size(); ++i) {
-        ahead.Add(*id, layer.first_file + static_cast<int64_t>(i), layer.paths[i]);
-      }
-    };
+    flags.config.sealed = AddingTo(ahead);
     const absl::Status done = PrefillHere(flags, checkpoint, tokens, store, pool, progress);
     flags.config.sealed = nullptr;
     RETURN_IF_ERROR(done);

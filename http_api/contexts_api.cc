@@ -368,13 +368,12 @@ absl::StatusOr<std::shared_ptr<void>> TakePlace(serving::Engine& engine, const s
                      "name");
   }
   if (!who->OfTenant(name)) return std::shared_ptr<void>();
-  const AttentionShape& shape = engine.checkpoint().config.shape;
-  const int64_t token_bytes = int64_t{4} * shape.layers * shape.kv_heads * shape.head_dim;
+  const int64_t expected = serving::ExpectedBytes(engine.checkpoint().config, tokens);
   return engine.documents()->TakePlace(
       [&](const std::string& other) { return who->OfTenant(other); },
       [&](int64_t contexts, int64_t bytes) -> absl::StatusOr<std::shared_ptr<void>> {
         ASSIGN_OR_RETURN(std::shared_ptr<kvstore::TenantState> place,
-                         who->TakeImport(contexts, bytes, tokens * token_bytes));
+                         who->TakeImport(contexts, bytes, expected));
         return std::shared_ptr<void>(std::move(place));
       });
 }

@@ -11,15 +11,21 @@
 namespace carrel {
 inline namespace api {
 
-Result<std::shared_ptr<Store>> Store::Open(const std::string& folder, StoreMode mode) {
-  library::StoreAddress address;
-  address.folder = folder;
-  absl::StatusOr<std::shared_ptr<library::StoreAccess>> access = library::StoreAccess::Open(
-      address,
-      mode == StoreMode::kRead ? kvstore::StoreMode::kReadOnly : kvstore::StoreMode::kReadWrite);
+namespace {
+
+Result<std::shared_ptr<Store>> OpenAt(library::StoreAddress address, kvstore::StoreMode mode) {
+  absl::StatusOr<std::shared_ptr<library::StoreAccess>> access =
+      library::StoreAccess::Open(address, mode);
   if (!access.ok()) return library::ToPublic(access.status());
   return std::shared_ptr<Store>(
       std::make_shared<library::StoreHandle>(std::move(address), *std::move(access)));
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Store>> Store::Open(const std::string& folder, StoreMode mode) {
+  return OpenAt({.folder = folder}, mode == StoreMode::kRead ? kvstore::StoreMode::kReadOnly
+                                                             : kvstore::StoreMode::kReadWrite);
 }
 
 Result<std::shared_ptr<Store>> Store::Connect(const std::string& server, const Login& login) {
@@ -32,11 +38,7 @@ Result<std::shared_ptr<Store>> Store::Connect(const std::string& server, const L
                   absl::StrCat("retry_for_s=", login.retry_for_s, " is outside [0, 86400]"));
   }
   address.retry_for = absl::Seconds(login.retry_for_s);
-  absl::StatusOr<std::shared_ptr<library::StoreAccess>> access =
-      library::StoreAccess::Open(address, kvstore::StoreMode::kReadOnly);
-  if (!access.ok()) return library::ToPublic(access.status());
-  return std::shared_ptr<Store>(
-      std::make_shared<library::StoreHandle>(std::move(address), *std::move(access)));
+  return OpenAt(std::move(address), kvstore::StoreMode::kReadOnly);
 }
 
 }  // namespace api

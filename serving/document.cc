@@ -23,6 +23,18 @@ absl::Status CheckDocumentLength(const model::ModelConfig& config,
                   kContextLengthExceeded);
 }
 
+absl::Status AnotherDocuments(const std::string& name) {
+  return WithParam(
+      absl::AlreadyExistsError(absl::StrCat(
+          "name=", name, " is another document's: delete that one, or choose another")),
+      "name");
+}
+
+int64_t ExpectedBytes(const model::ModelConfig& config, int64_t tokens) {
+  const AttentionShape& shape = config.shape;
+  return tokens * 4 * shape.layers * shape.kv_heads * shape.head_dim;
+}
+
 std::string DigestOf(const std::vector<TokenId>& tokens) {
   return Sha256Hex(absl::string_view(reinterpret_cast<const char*>(tokens.data()),
                                      tokens.size() * sizeof(TokenId)));

@@ -38,6 +38,12 @@ struct Document {
 absl::Status CheckDocumentLength(const model::ModelConfig& config,
                                  const std::vector<TokenId>& tokens);
 
+// What is said of a name that another document has.
+absl::Status AnotherDocuments(const std::string& name);
+
+// Bytes of a document's rows, as quotas count those that are not there yet.
+int64_t ExpectedBytes(const model::ModelConfig& config, int64_t tokens);
+
 // As names of contexts are made of them.
 std::string DigestOf(const std::vector<TokenId>& tokens);
 

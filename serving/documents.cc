@@ -159,8 +159,6 @@ class PrefillingDocuments final : public Documents {
 
   absl::StatusOr<std::shared_ptr<void>> TakePlace(const Sees& counted, const Take& take) override {
     RETURN_IF_ERROR(Refresh());
-    const AttentionShape& shape = model_->checkpoint().config.shape;
-    const int64_t token_bytes = int64_t{4} * shape.layers * shape.kv_heads * shape.head_dim;
     absl::MutexLock lock(&mu_);
     int64_t contexts = 0, bytes = 0;
     for (const auto& [name, entry] : known_.all()) {
@@ -173,7 +171,7 @@ class PrefillingDocuments final : public Documents {
                           job->document.state != DocumentState::kFailed && counted(name);
       if (!counts) continue;
       ++contexts;
-      bytes += job->document.tokens * token_bytes;
+      bytes += ExpectedBytes(model_->checkpoint().config, job->document.tokens);
     }
     return take(contexts, bytes);
   }
@@ -414,10 +412,7 @@ class PrefillingDocuments final : public Documents {
     }
     const Job there = jobs_.Find(name);
     if (known_.Find(name) != nullptr || (there != nullptr && !there->failed())) {
-      return WithParam(
-          absl::AlreadyExistsError(absl::StrCat(
-              "name=", name, " is another document's: delete that one, or choose another")),
-          "name");
+      return AnotherDocuments(name);
     }
     if (jobs_.waiting() >= config_.max_queued) {
       return WithRetryAfter(

@@ -134,8 +134,6 @@ class JobDocuments final : public Documents {
 
   JobRecord RecordOf(const std::string& name, const std::vector<TokenId>& tokens,
                      const Bringer& by) const {
-    const AttentionShape& shape = model_->checkpoint().config.shape;
-    const int64_t token_bytes = int64_t{4} * shape.layers * shape.kv_heads * shape.head_dim;
     return {.name = name,
             .model = config_.model_name,
             .fingerprint = FingerprintDigest(model_->checkpoint().fingerprint),
@@ -143,7 +141,7 @@ class JobDocuments final : public Documents {
             .index = config_.index,
             .owner = by.who,
             .tenant = by.tenant,
-            .expected_bytes = static_cast<int64_t>(tokens.size()) * token_bytes};
+            .expected_bytes = ExpectedBytes(model_->checkpoint().config, std::ssize(tokens))};
   }
 
   // The same document under this name in the bucket, whoever brought it there.
@@ -151,12 +149,7 @@ class JobDocuments final : public Documents {
                                                     const std::string& digest) const {
     const absl::StatusOr<std::optional<kvstore::BoundName>> bound =
         FindSameContext(jobs_->bucket(), name, digest, model_->checkpoint().fingerprint);
-    if (absl::IsAlreadyExists(bound.status())) {
-      return WithParam(
-          absl::AlreadyExistsError(absl::StrCat(
-              "name=", name, " is another document's: delete that one, or choose another")),
-          "name");
-    }
+    if (absl::IsAlreadyExists(bound.status())) return AnotherDocuments(name);
     RETURN_IF_ERROR(bound.status());
     if (!bound->has_value()) return std::optional<Document>();
     return std::optional<Document>(DocumentOf(**bound));

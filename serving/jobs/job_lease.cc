@@ -143,23 +143,22 @@ absl::Status HeldLease::Renew() {
 }
 
 absl::Status HeldLease::GiveBack() {
-  StopRenewing();
-  absl::MutexLock writing(&writing_);
-  RETURN_IF_ERROR(Held());
   JobLease lease = taken_;
-  lease.worker.clear();
   --lease.tries;
-  lease.until = board_.Now();
-  return Write(lease);
+  return LeaveTo(lease, absl::ZeroDuration());
 }
 
 absl::Status HeldLease::Fail(const std::string& reason, absl::Duration again_after) {
+  JobLease lease = taken_;
+  lease.reason = reason;
+  return LeaveTo(lease, again_after);
+}
+
+absl::Status HeldLease::LeaveTo(JobLease lease, absl::Duration again_after) {
   StopRenewing();
   absl::MutexLock writing(&writing_);
   RETURN_IF_ERROR(Held());
-  JobLease lease = taken_;
   lease.worker.clear();
-  lease.reason = reason;
   lease.until = board_.Now() + again_after;
   return Write(lease);
 }

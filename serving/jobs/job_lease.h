@@ -52,6 +52,8 @@ class HeldLease {
             std::string etag);
   void Run();
   void StopRenewing();
+  // What others take it with.
+  absl::Status LeaveTo(JobLease lease, absl::Duration again_after);
   absl::Status Write(const JobLease& lease) ABSL_EXCLUSIVE_LOCKS_REQUIRED(writing_);
   absl::Status Lost(absl::string_view why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(writing_);
 

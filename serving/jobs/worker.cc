@@ -218,16 +218,21 @@ absl::Status Worker::UsedUp(const JobRecord& record, const JobLease& last) {
                     : last.reason);
 }
 
-absl::Status Worker::Finish(const JobRecord& record, const JobResult& result, int64_t tries) {
-  ASSIGN_OR_RETURN(const JobBoard::Bound bound, board_.End(record, {.state = JobState::kDone,
-                                                                    .content_id = result.content_id,
-                                                                    .context_id = result.context_id,
-                                                                    .bytes = result.bytes,
-                                                                    .tokens = result.tokens,
-                                                                    .worker = config_.lease.worker,
-                                                                    .tries = tries,
-                                                                    .ended = board_.Now()}));
+absl::StatusOr<JobBoard::Bound> Worker::End(const JobRecord& record, JobEnd end) {
+  end.worker = config_.lease.worker;
+  end.ended = board_.Now();
+  ASSIGN_OR_RETURN(JobBoard::Bound bound, board_.End(record, end));
   runner_.Forget(record);
+  return bound;
+}
+
+absl::Status Worker::Finish(const JobRecord& record, const JobResult& result, int64_t tries) {
+  ASSIGN_OR_RETURN(const JobBoard::Bound bound, End(record, {.state = JobState::kDone,
+                                                             .content_id = result.content_id,
+                                                             .context_id = result.context_id,
+                                                             .bytes = result.bytes,
+                                                             .tokens = result.tokens,
+                                                             .tries = tries}));
   if (!bound.ours && bound.end.content_id != result.content_id) {
     Count([&](WorkerStatistics& s) {
       ++(bound.end.state == JobState::kCancelled ? s.cancelled : s.lost);
@@ -283,12 +288,8 @@ absl::Status Worker::Failed(const JobRecord& record, HeldLease& lease, const abs
 }
 
 absl::Status Worker::GiveUp(const JobRecord& record, int64_t tries, const std::string& reason) {
-  ASSIGN_OR_RETURN(const JobBoard::Bound bound, board_.End(record, {.state = JobState::kDead,
-                                                                    .reason = reason,
-                                                                    .worker = config_.lease.worker,
-                                                                    .tries = tries,
-                                                                    .ended = board_.Now()}));
-  runner_.Forget(record);
+  ASSIGN_OR_RETURN(const JobBoard::Bound bound,
+                   End(record, {.state = JobState::kDead, .reason = reason, .tries = tries}));
   if (bound.ours) {
     Count([](WorkerStatistics& s) { ++s.dead; });
     Say(absl::StrCat(Label(record), ": given up after ", tries, " tries: ", reason));

@@ -78,6 +78,7 @@ class Worker {
   absl::StatusOr<std::optional<JobResult>> FindThere(const JobRecord& record,
                                                      const PreparedJob& prepared);
   absl::Status UsedUp(const JobRecord& record, const JobLease& last);
+  absl::StatusOr<JobBoard::Bound> End(const JobRecord& record, JobEnd end);
   absl::Status Finish(const JobRecord& record, const JobResult& result, int64_t tries);
   absl::Status Failed(const JobRecord& record, HeldLease& lease, const absl::Status& error);
   absl::Status GiveUp(const JobRecord& record, int64_t tries, const std::string& reason);

@@ -57,12 +57,6 @@ absl::StatusOr<std::shared_ptr<library::StoreAccess>> OpenFor(const ApiFlags& fl
   return Annotate(opened.status(), "--store (with --read-only it is only read)");
 }
 
-// Who waits for an answer is told soon that the bucket gives none.
-constexpr kvstore::RetryPolicy kSoon = {.attempts = 4,
-                                        .first = absl::Milliseconds(50),
-                                        .most = absl::Milliseconds(500),
-                                        .deadline = absl::Seconds(4)};
-
 // The service, for who makes room among the contexts that it answers from: there is none before it has started, nor
 // once it is to end.
 class ServiceInUse {

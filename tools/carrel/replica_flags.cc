@@ -10,15 +10,6 @@
 #include "kvstore/replica/cache_folder.h"
 
 namespace carrel::tools {
-namespace {
-
-// Who waits for a name is told within five seconds that the bucket does not answer.
-constexpr kvstore::RetryPolicy kSoon = {.attempts = 4,
-                                        .first = absl::Milliseconds(50),
-                                        .most = absl::Milliseconds(500),
-                                        .deadline = absl::Seconds(4)};
-
-}  // namespace
 
 void ReplicaFlags::Declare(CLI::App& command) {
   command.add_option(

@@ -23,6 +23,12 @@ class Store;
 
 namespace carrel::tools {
 
+// Who waits for a name, or for an answer, is told within five seconds that the bucket does not answer.
+inline constexpr kvstore::RetryPolicy kSoon = {.attempts = 4,
+                                               .first = absl::Milliseconds(50),
+                                               .most = absl::Milliseconds(500),
+                                               .deadline = absl::Seconds(4)};
+
 struct ReplicaFlags {
   std::string remote, cache;
   int64_t cache_bytes = 0;

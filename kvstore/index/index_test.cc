@@ -404,7 +404,7 @@ TEST(HnswIndexTest, Open_OverOtherRowsOrParams_IsRefused) {
               StatusIs(StatusCode::kInvalidArgument, "500 rows of 32, not 501 of 32"));
   params.m = 16;
   EXPECT_THAT(OpenIndex(params, blob, keys.AsRows()),
-              StatusIs(StatusCode::kInvalidArgument, "m=8 ef_construction=40, not m=16"));
+              StatusIs(StatusCode::kInvalidArgument, "m=8 ef_construction=40 levels=3, not m=16"));
   EXPECT_THAT(OpenIndex({}, blob, keys.AsRows()),
               StatusIs(StatusCode::kInvalidArgument, "flat has no blob"));
 }

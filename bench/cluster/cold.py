@@ -139,6 +139,7 @@ def main():
     parser.add_argument("--threads", type=int, default=2, help="of prefill and replica; what is left is the bucket's")
     parser.add_argument("--cores", type=int, default=0, help="that prefill and pull run on, from core 0; the bucket has the others (default: all share all)")
     parser.add_argument("--device", default="cpu", help="of prefill (default cpu)")
+    parser.add_argument("--bucket-disk", type=path, help="folder under which the bucket keeps its volumes: a disk that prefill does not write to (default: beside the stores)")
     parser.add_argument("--rclone", type=path, help="beside prefill it writes the same objects into the bucket")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--what", nargs="+", choices=("prefill", "cold"), default=["prefill", "cold"])
@@ -149,6 +150,10 @@ def main():
         parser.error(f"--cores {args.cores}: fewer than the {len(os.sched_getaffinity(0))} that there are")
     others = set(range(args.cores, os.cpu_count())) & os.sched_getaffinity(0)
     folder = pathlib.Path(tempfile.mkdtemp(prefix="carrel-cold-"))
+    disk = pathlib.Path(tempfile.mkdtemp(prefix="carrel-cold-", dir=args.bucket_disk))
+    for volume in (f"volume{i + 1}" for i in range(3)):
+        (disk / volume).mkdir()
+        (folder / volume).symlink_to(disk / volume)
     try:
         with Cluster(folder, args.carrel, args.parts, args.model, {"others": others} if args.cores else None) as cluster:
             bench = Bench(args, cluster)
@@ -162,6 +167,7 @@ def main():
     except Failed as failure:
         sys.exit(f"cold: {failure}\nlogs: {folder}")
     shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(disk, ignore_errors=True)
 
 
 if __name__ == "__main__":

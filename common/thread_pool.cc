@@ -1,6 +1,7 @@
 #include "common/thread_pool.h"
 
 #include <linux/futex.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -34,11 +35,29 @@ using Clock = std::chrono::steady_clock;
 // each other within some microseconds, now and then within a hundred, and to be woken takes as long.
 constexpr std::chrono::microseconds kLookOn(120);
 // But where threads are more than cores, who looks on takes the core from who computes. He knows it by
-// having been away: for so long, then, he looks on no longer than this.
+// having been away since the kernel gave the core to another thread, twice within kOften: for kBusy, then,
+// all look on no longer than kLookOnBusy. Once tells nothing: any process does that now and then; nor does a
+// core that a virtual machine's host took, which no thread here would have had.
 constexpr std::chrono::microseconds kAway(500), kLookOnBusy(20);
-constexpr std::chrono::milliseconds kBusy(400);
+constexpr std::chrono::milliseconds kOften(10), kBusy(100);
 
-std::atomic<Clock::rep> busy_until{0};  // of the whole process, in ticks of the clock
+// Of the whole process, in ticks of the clock.
+std::atomic<Clock::rep> preempted{0}, busy_until{0};
+
+// Whether the kernel took the core from this thread since it was asked last.
+bool WasPreempted() {
+  thread_local int64_t before = 0;
+  rusage usage{};
+  if (getrusage(RUSAGE_THREAD, &usage) != 0) return true;
+  return std::exchange(before, usage.ru_nivcsw) < usage.ru_nivcsw;
+}
+
+void WasAway(Clock::time_point now) {
+  if (!WasPreempted()) return;
+  const Clock::rep last = preempted.exchange(now.time_since_epoch().count());
+  if ((now - kOften).time_since_epoch().count() > last) return;
+  busy_until.store((now + kBusy).time_since_epoch().count(), std::memory_order_relaxed);
+}
 
 // Looks on until done() or the time has passed. Without yielding: who yields to a thread that computes
 // gets the core back at the next tick of the kernel's clock, milliseconds later.
@@ -51,9 +70,7 @@ void LookOn(const Done& done) {
   while (!done() && now < until) {
     __builtin_ia32_pause();
     const Clock::time_point before = std::exchange(now, Clock::now());
-    if (now - before > kAway) {
-      busy_until.store((now + kBusy).time_since_epoch().count(), std::memory_order_relaxed);
-    }
+    if (now - before > kAway) WasAway(now);
   }
 }
 

@@ -386,8 +386,25 @@ absl::Status QueryReply::RunAttendAll(ThreadPool& pool) {
   const auto lse = std::make_unique_for_overwrite<float[]>(others * lse_.size());
   const auto out_of = [&](size_t p) { return p == 0 ? out_.data() : &out[(p - 1) * out_.size()]; };
   const auto lse_of = [&](size_t p) { return p == 0 ? lse_.data() : &lse[(p - 1) * lse_.size()]; };
+  const auto merge = [&](int32_t kv_head, size_t into, size_t p) {
+    for (int64_t token = 0; token < request_.tokens; ++token) {
+      const int64_t row = token * shape.q_heads + kv_head * shape.group();
+      kernels::MergeStates(out_of(into) + row * shape.head_dim, lse_of(into) + row,
+                           out_of(p) + row * shape.head_dim, lse_of(p) + row, shape.group(),
+                           shape.head_dim);
+    }
+  };
+  const int64_t length = AttendSpanLength(zone_);
+  const auto merge_all = [&](int32_t kv_head) {
+    for (size_t first = 0, next; first < cut.size(); first = next) {  // of a span
+      for (next = first + 1; next < cut.size() && cut[next].begin < cut[first].begin + length;)
+        merge(kv_head, first, next++);
+      if (first > 0) merge(kv_head, 0, first);
+    }
+  };
   const auto units = static_cast<int64_t>(cut.size()) * shape.kv_heads;
-  // One thread looks after the budget meanwhile.
+  std::vector<std::atomic<size_t>> done(static_cast<size_t>(shape.kv_heads));
+  // Who is done with the last part of a head merges them; one thread looks after the budget meanwhile.
   RETURN_IF_ERROR(ForEach(pool, units + 1, [&](int64_t i) -> absl::Status {
     if (i == units) {
       context().EnforceBudget();
@@ -410,18 +427,10 @@ absl::Status QueryReply::RunAttendAll(ThreadPool& pool) {
     params.out_stride = params.query_stride;
     params.lse = lse_of(p) + first_q_head;
     params.lse_stride = shape.q_heads;
-    return AttendSpan(params);
+    RETURN_IF_ERROR(AttendSpan(params));
+    if (done[static_cast<size_t>(kv_head)].fetch_add(1) + 1 == cut.size()) merge_all(kv_head);
+    return absl::OkStatus();
   }));
-  const auto merge = [&](size_t into, size_t p) {
-    kernels::MergeStates(out_of(into), lse_of(into), out_of(p), lse_of(p),
-                         request_.tokens * shape.q_heads, shape.head_dim);
-  };
-  const int64_t length = AttendSpanLength(zone_);
-  for (size_t first = 0, next; first < cut.size(); first = next) {  // of a span
-    for (next = first + 1; next < cut.size() && cut[next].begin < cut[first].begin + length; ++next)
-      merge(first, next);
-    if (first > 0) merge(0, first);
-  }
   for (size_t i = 0; request_.measure_mass && i < units_.size(); ++i) {
     const float* lse_here =
         &lse_[i * shape.group()];  // [tokens, kv_heads, group] is [tokens, q_heads]

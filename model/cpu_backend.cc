@@ -66,29 +66,37 @@ constexpr int64_t kCallsTogether = 3;  // q, k and v
 
 int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Of a product that may be cut anywhere without a change of bits. together: products whose rows a unit has.
-int64_t FreeUnitRows(const WeightMatrix& w, int64_t n, int64_t step, int64_t together = 1) {
-  const int64_t worth = CeilDivide(kUnitMultiplyAdds, w.in * n * step * together);
-  const int64_t stream = CeilDivide(w.out, kMostUnits * step);
+// What is computed between two waits of all cores.
+struct Cut {
+  int64_t rows;          // output rows of all products together
+  int64_t cores;         // that share them
+  int64_t together = 1;  // products whose rows a unit has
+};
+
+// Of a product that may be cut anywhere without a change of bits.
+int64_t FreeUnitRows(const WeightMatrix& w, int64_t n, int64_t step, const Cut& cut) {
+  const int64_t worth = CeilDivide(kUnitMultiplyAdds, w.in * n * step * cut.together);
+  const int64_t stream = CeilDivide(cut.rows, kMostUnits * step);
   const int64_t rows = std::max(worth, stream) * step;
-  // Units of one size, and no odd one: the last of three or five is two cores' wait for one.
-  const int64_t units = std::max<int64_t>(1, (w.out + rows / 2) / rows);
-  return CeilDivide(w.out, (units + units % 2) * step) * step;
+  // Units of one size, and as many for each core: the last of three is two cores' wait for one.
+  int64_t units = std::max<int64_t>(1, (cut.rows + rows / 2) / rows);
+  if (2 * units > cut.cores) units = CeilDivide(units, cut.cores) * cut.cores;
+  return CeilDivide(cut.rows, units * step) * step;
 }
 
 // Output rows per unit for n tokens.
-int64_t UnitRows(const WeightMatrix& w, int64_t n, int64_t together = 1) {
-  return n >= kLinearGemmTokens ? kGemmUnitRows : FreeUnitRows(w, n, kGemvRowStep, together);
+int64_t UnitRows(const WeightMatrix& w, int64_t n, const Cut& cut) {
+  return n >= kLinearGemmTokens ? kGemmUnitRows : FreeUnitRows(w, n, kGemvRowStep, cut);
 }
 
-int64_t UnitRowsOfBlocks(const WeightMatrix& w, int64_t n, int64_t together = 1) {
+int64_t UnitRowsOfBlocks(const WeightMatrix& w, int64_t n, const Cut& cut) {
   const bool few = n < kernels::kQuantizedPanelTokens;
-  return FreeUnitRows(w, n, few ? kGemvRowStep : kernels::kQuantizedPanelRows, together);
+  return FreeUnitRows(w, n, few ? kGemvRowStep : kernels::kQuantizedPanelRows, cut);
 }
 
-int64_t UnitRows(const LinearCall& call, int64_t n, int64_t together = 1) {
-  if (call.blocks == nullptr) return UnitRows(*call.w, n, together);
-  return n <= kernels::QuantizedTokensAlike(*call.blocks) ? UnitRowsOfBlocks(*call.w, n, together)
+int64_t UnitRows(const LinearCall& call, int64_t n, const Cut& cut) {
+  if (call.blocks == nullptr) return UnitRows(*call.w, n, cut);
+  return n <= kernels::QuantizedTokensAlike(*call.blocks) ? UnitRowsOfBlocks(*call.w, n, cut)
                                                           : kGemmUnitRows;
 }
 
@@ -120,7 +128,6 @@ class CpuBackend final : public Backend {
         linear_scratch_(LargestLinearScratch(config, *weights_, added_)),
         packed_scratch_(LargestPacked(config, *weights_)),
         low_scratch_(LargestLow(added_)),
-        delta_scratch_(LargestDelta(added_)),
         tokens_alike_(TokensAlike(config, *weights_, !added_.empty())) {}
 
   const ModelConfig& config() const override { return config_; }
@@ -196,18 +203,6 @@ class CpuBackend final : public Backend {
     int64_t rank = 0;
     for (const auto& [matrix, one] : added) rank = std::max(rank, one->a.out);
     return kCallsTogether * kBlockTokens * rank;
-  }
-
-  // What one unit adds, whatever the number of tokens.
-  static int64_t LargestDelta(const AddedByMatrix& added) {
-    int64_t floats = 0;
-    for (const auto& [matrix, one] : added) {
-      for (int64_t n = 1; n <= kBlockTokens; ++n) {
-        const int64_t rows = std::max(UnitRows(*matrix, n), UnitRowsOfBlocks(*matrix, n));
-        floats = std::max(floats, n * std::min(matrix->out, rows));
-      }
-    }
-    return floats;
   }
 
   // For calls together, and the most tokens that are packed.
@@ -306,7 +301,8 @@ class CpuBackend final : public Backend {
   // Output rows [begin, begin + rows) of what an adapter adds to a call.
   void AddLowRank(const LinearCall& call, int64_t begin, int64_t rows, int64_t n,
                   float* linear_scratch) {
-    const ScratchPool::Lease delta(&delta_scratch_);
+    thread_local std::vector<float> delta;  // B low
+    delta.resize(static_cast<size_t>(n * rows));
     const WeightMatrix part = call.added->b.Rows(begin, begin + rows);
     LinearAlike(call.low, n, part, delta.data(), rows, linear_scratch);
     for (int64_t i = 0; i < n; ++i) {
@@ -368,9 +364,10 @@ class CpuBackend final : public Backend {
     const auto act = config_.gemma ? kernels::GeluMul : kernels::SiluMul;
     const int64_t out = w.gate.out;
     const LinearCall calls[] = {Product(x, w.gate, gate), Product(x, w.up, up)};
-    const int64_t rows = UnitRows(calls[0], n, 2);
+    const Cut cut{out, cores(), 2};
+    const int64_t rows = UnitRows(calls[0], n, cut);
     const bool few_parts = rows >= kGemmUnitRows;  // which are not to be half as many
-    if (few_parts || !added_.empty() || w.up.out != out || UnitRows(calls[1], n, 2) != rows) {
+    if (few_parts || !added_.empty() || w.up.out != out || UnitRows(calls[1], n, cut) != rows) {
       Apply(calls, n, spread);
       return act(gate, up, n * out);
     }
@@ -395,16 +392,18 @@ class CpuBackend final : public Backend {
     const ScratchPool::Lease room(&packed_scratch_);
     absl::InlinedVector<const float*, kCallsTogether> packed(calls.size(), nullptr);
     PackTokens(calls, n, spread, room.data(), absl::MakeSpan(packed));
+    Cut cut{0, cores()};
+    for (const LinearCall& call : calls) cut.rows += call.w->out;
     int64_t units = 0;
     int64_t multiply_adds = 0;
     for (const LinearCall& call : calls) {
-      units += CeilDivide(call.w->out, UnitRows(call, n));
+      units += CeilDivide(call.w->out, UnitRows(call, n, cut));
       multiply_adds += call.w->out * call.w->in * n;
     }
     const auto run = [&](int64_t unit) {
       for (size_t i = 0; i < calls.size(); ++i) {
         const LinearCall& call = calls[i];
-        const int64_t rows = UnitRows(call, n);
+        const int64_t rows = UnitRows(call, n, cut);
         const int64_t here = CeilDivide(call.w->out, rows);
         if (unit < here) {
           const int64_t begin = unit * rows;
@@ -467,7 +466,6 @@ class CpuBackend final : public Backend {
   ScratchPool linear_scratch_;  // what one kernels::Linear needs
   ScratchPool packed_scratch_;  // tokens for products with quantised rows
   ScratchPool low_scratch_;     // a block's scale A x of calls that go together
-  ScratchPool delta_scratch_;   // a unit's B (scale A x)
   const int64_t tokens_alike_;
 };
 

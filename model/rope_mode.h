@@ -1,7 +1,7 @@
 // What:   where keys and queries stand while attention is computed.
 //         kTrained: where the document has them, as the model was trained. kInfiniteHip: at
 //         positions that attention gives, so that none exceeds what the model was trained for
-//         (prefill/sparse_attention.h, decoder/runner/repositioned_attention.h); keys are stored before
+//         (prefill/sparse_attention.h, decoder/zone/repositioned_attention.h); keys are stored before
 //         RoPE then.
 #pragma once
 

@@ -44,7 +44,7 @@ class Slot {
  public:
   virtual ~Slot() = default;
 
-  // These are called between answers, as decoder/runner/sequence.h.
+  // These are called between answers, as decoder/runner/runner.h.
   virtual absl::Span<const TokenId> sequence_tokens() const = 0;
   virtual int64_t given_up() const = 0;
   virtual decoder::SavedSequence SaveSequence() const = 0;

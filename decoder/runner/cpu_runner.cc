@@ -9,7 +9,6 @@
 #include "absl/synchronization/mutex.h"
 #include "common/status.h"
 #include "decoder/runner/cpu_sequence.h"
-#include "decoder/runner/runner.h"
 #include "decoder/sampler.h"
 #include "decoder/shared.h"
 #include "decoder/window/partial.h"
@@ -25,10 +24,6 @@ constexpr int64_t kMostTokens = 256;
 
 // Tokens whose queries stay in the L1 cache beside the rows that they look at together.
 constexpr int64_t kTokensOfUnit = 8;
-
-bool AsksWith(const CpuSequence& first, const CpuSequence& one) {
-  return !one.batch_key().empty() && one.batch_key() == first.batch_key();
-}
 
 struct Member {
   CpuSequence* sequence = nullptr;
@@ -55,20 +50,16 @@ class BatchAttention final : public model::SequencesAttention {
   // A step, whose blocks are these members', those with one key together.
   void Begin(absl::Span<const Member> members) {
     members_.assign(members.begin(), members.end());
-    count_ = 0;
+    groups_.clear();
     for (size_t i = 0; i < members_.size(); ++i) {
       const int64_t tokens = members_[i].tokens();
-      Group* last = count_ == 0 ? nullptr : &groups_[count_ - 1];
-      if (last == nullptr || !AsksWith(FirstOf(*last), *members_[i].sequence) ||
-          last->tokens + tokens > FirstOf(*last).most_asked()) {
-        if (count_ == groups_.size()) groups_.emplace_back();
-        last = &groups_[count_++];
-        last->first = i;
-        last->count = 0;
-        last->tokens = 0;
+      const std::string& key = members_[i].sequence->batch_key();
+      if (groups_.empty() || key.empty() || key != FirstOf(groups_.back()).batch_key() ||
+          groups_.back().tokens + tokens > FirstOf(groups_.back()).most_asked()) {
+        groups_.emplace_back().first = i;
       }
-      ++last->count;
-      last->tokens += tokens;
+      ++groups_.back().count;
+      groups_.back().tokens += tokens;
     }
   }
 
@@ -78,8 +69,7 @@ class BatchAttention final : public model::SequencesAttention {
     }
     std::vector<Group*> going;
     float* to = attended;
-    for (size_t g = 0; g < count_; ++g) {
-      Group& group = groups_[g];
+    for (Group& group : groups_) {
       group.inputs = inputs.subspan(group.first, group.count);
       group.attended = to;
       to += group.tokens * width();
@@ -129,12 +119,20 @@ class BatchAttention final : public model::SequencesAttention {
                        [](const Member& one) { return one.status().ok(); });
   }
 
-  // On its way while the window is computed.
+  // On its way while the window, which takes in the new rows, is computed.
   void Start(Group& group) {
+    Ask(group);
+    for (size_t i = 0; i < group.count; ++i) {
+      const model::AttentionInput& of = group.inputs[i];
+      members_[group.first + i].sequence->window().Append(of.layer, of.k, of.v, of.n);
+    }
+  }
+
+  void Ask(Group& group) {
     const model::AttentionInput& input = group.inputs[0];
     CpuSequence& first = FirstOf(group);
     group.answered = absl::OkStatus();
-    if (first.repositioned() != nullptr || first.WindowOf(input.layer) > 0) return;
+    if (first.WindowOf(input.layer) > 0) return;
     if (group.count > 1) group.before = first.zone().statistics_of(input.layer);
     group.answered = first.zone().Start(input.layer, input.q, group.tokens);
   }
@@ -151,19 +149,19 @@ class BatchAttention final : public model::SequencesAttention {
     const model::AttentionInput& input = group.inputs[0];
     const Layer layer = input.layer;
     CpuSequence& first = FirstOf(group);
-    if (first.repositioned() != nullptr) return first.repositioned()->Attend(input, group.attended);
     const int64_t window = first.WindowOf(layer);
     std::vector<Token> tokens;
     for (size_t i = 0; i < group.count; ++i) {
       const model::AttentionInput& of = group.inputs[i];
-      CpuSequence* const sequence = members_[group.first + i].sequence;
-      sequence->window().Append(layer, of.k, of.v, of.n);
-      for (int64_t at = 0; at < of.n; ++at) tokens.push_back({sequence, &of, at});
+      for (int64_t at = 0; at < of.n; ++at) {
+        tokens.push_back({members_[group.first + i].sequence, &of, at});
+      }
     }
     group.window.Reset(group.tokens, shape_);
     // In a layer with a window each has rows of its own.
     const int64_t together = window > 0 ? 1 : kTokensOfUnit;
-    const int64_t units = (group.tokens + together - 1) / together * shape_.kv_heads;
+    const int64_t units =
+        first.repositioned() ? 0 : (group.tokens + together - 1) / together * shape_.kv_heads;
     const int64_t asks = window > 0 || !group.answered.ok() ? 0 : 1;
     // Side by side: KV heads are few, and whoever has no head of the zone to look at has the window's. A
     // thread that is alone takes the zone last: its answer is on its way.
@@ -180,12 +178,17 @@ class BatchAttention final : public model::SequencesAttention {
       std::copy(group.window.out.begin(), group.window.out.end(), group.attended);
       return absl::OkStatus();
     }
-    if (group.count > 1) {
-      ShareCounted(group);
+    if (group.count > 1) {  // what was counted of the first member becomes everybody's
+      std::vector<CountShare> shares;
+      for (size_t i = 0; i < group.count; ++i) {
+        CpuSequence* const sequence = members_[group.first + i].sequence;
+        shares.push_back({&sequence->zone().statistics_of(layer), group.inputs[i].n});
+      }
+      ShareCounts(group.before, shares);
     } else {  // what is measured has no batch_key
       RETURN_IF_ERROR(first.zone().Measure(layer, input.q, input.n, group.zone, group.window));
     }
-    Merge(group, 0, group.count, 0);
+    Merge(group);
     return absl::OkStatus();
   }
 
@@ -262,27 +265,13 @@ class BatchAttention final : public model::SequencesAttention {
     }
   }
 
-  // What was counted of the first member becomes everybody's.
-  void ShareCounted(const Group& group) const {
-    const Layer layer = group.inputs[0].layer;
-    std::vector<CountShare> shares;
+  // What the zone gave joins the window's.
+  void Merge(Group& group) const {
+    kernels::MergeStates(group.window.out.data(), group.window.lse.data(), group.zone.out.data(),
+                         group.zone.lse.data(), group.tokens * shape_.q_heads, shape_.head_dim);
+    std::copy(group.window.out.begin(), group.window.out.end(), group.attended);
+    const float* lse = group.window.lse.data();
     for (size_t i = 0; i < group.count; ++i) {
-      CpuSequence* const sequence = members_[group.first + i].sequence;
-      shares.push_back({&sequence->zone().statistics_of(layer), group.inputs[i].n});
-    }
-    ShareCounts(group.before, shares);
-  }
-
-  // What the zone gave to `count` members from `first` on, whose tokens begin at `at`, joins the window's.
-  void Merge(Group& group, size_t first, size_t count, int64_t at) const {
-    float* const out = &group.window.out[static_cast<size_t>(at * width())];
-    float* lse = &group.window.lse[static_cast<size_t>(at * shape_.q_heads)];
-    int64_t tokens = 0;
-    for (const model::AttentionInput& input : group.inputs.subspan(first, count)) tokens += input.n;
-    kernels::MergeStates(out, lse, group.zone.out.data(), group.zone.lse.data(),
-                         tokens * shape_.q_heads, shape_.head_dim);
-    std::copy_n(out, tokens * width(), group.attended + at * width());
-    for (size_t i = first; i < first + count; ++i) {
       const model::AttentionInput& input = group.inputs[i];
       QueryTrace* const trace = members_[group.first + i].sequence->trace();
       if (trace != nullptr) trace->Add(input.layer, input.q, lse, input.n);
@@ -290,31 +279,26 @@ class BatchAttention final : public model::SequencesAttention {
     }
   }
 
-  // Each asks for itself, of what the window has attended to already.
-  void AskApart(Group& group) {
-    const Layer layer = group.inputs[0].layer;
+  // Each asks for itself.
+  void AskApart(const Group& group) {
     FirstOf(group).zone().Cancel();
-    FirstOf(group).zone().statistics_of(layer) = group.before;
-    int64_t at = 0;
+    FirstOf(group).zone().statistics_of(group.inputs[0].layer) = group.before;
+    float* to = group.attended;
     for (size_t i = 0; i < group.count; ++i) {
-      const model::AttentionInput& input = group.inputs[i];
-      const Member& one = members_[group.first + i];
-      if (one.status().ok()) {
-        one.status() = one.sequence->zone().Start(layer, input.q, input.n);
-        if (one.status().ok()) {
-          one.status() = one.sequence->zone().Finish(layer, input.q, input.n, group.zone);
-        }
-        if (one.status().ok()) Merge(group, i, 1, at);
-      }
-      at += input.n;
+      Group one = {.first = group.first + i, .count = 1, .tokens = group.inputs[i].n};
+      one.inputs = group.inputs.subspan(i, 1);
+      one.attended = to;
+      to += one.tokens * width();
+      if (!members_[one.first].status().ok()) continue;
+      Ask(one);
+      Finish(one);
     }
   }
 
   const AttentionShape shape_;
   ThreadPool* const pool_;
   std::vector<Member> members_;
-  std::vector<Group> groups_;  // more than there are, of steps before
-  size_t count_ = 0;
+  std::vector<Group> groups_;
 };
 
 class CpuRunner final : public Runner {

@@ -7,18 +7,9 @@
 #include "common/dtype.h"
 #include "common/status.h"
 #include "decoder/client/row_stream.h"
-#include "decoder/runner/runner.h"
 #include "decoder/zone/make_zone.h"
 
 namespace carrel::decoder {
-namespace {
-
-std::vector<float> InvFreq(const model::ModelConfig& model, Rope rope) {
-  if (rope != Rope::kTrained) return {};
-  return model::RopeInvFreq(model.rope, model.shape.head_dim);
-}
-
-}  // namespace
 
 CpuSequence::CpuSequence(const model::ModelConfig& model, const OpenedContext& context,
                          std::shared_ptr<Runner> runner)
@@ -26,23 +17,29 @@ CpuSequence::CpuSequence(const model::ModelConfig& model, const OpenedContext& c
       runner_(std::move(runner)),
       context_(context),
       windows_(model.Windows()),
-      drift_(shape_, InvFreq(model, context.config.rope), context.drift) {}
+      drift_(
+          shape_,
+          repositioned() ? std::vector<float>() : model::RopeInvFreq(model.rope, shape_.head_dim),
+          context.drift) {}
 
 absl::StatusOr<std::unique_ptr<CpuSequence>> CpuSequence::Open(const model::ModelConfig& model,
                                                                const OpenedContext& context,
                                                                std::shared_ptr<Runner> runner) {
   std::unique_ptr<CpuSequence> sequence(new CpuSequence(model, context, std::move(runner)));
-  if (context.config.rope == Rope::kInfiniteHip) {
+  if (sequence->repositioned()) {
     if (model.sliding.window > 0) {
       return absl::UnimplementedError(
           "rope=infinitehip: not run for models with sliding windows: their layers turn keys by "
           "themselves");
     }
-    ASSIGN_OR_RETURN(sequence->repositioned_, RepositionedAttention::Create(context, model));
-    return sequence;
+    ASSIGN_OR_RETURN(auto positions,
+                     RepositionedAttention::Create(context, model, sequence->window_));
+    ASSIGN_OR_RETURN(sequence->zone_, MakeHostZone(std::get<HostZoneOptions>(context.config.zone),
+                                                   context, std::move(positions)));
+  } else {
+    ASSIGN_OR_RETURN(sequence->zone_, MakeZone(context));
+    RETURN_IF_ERROR(Annotate(sequence->LoadContextRows(), "reading sink and local rows"));
   }
-  ASSIGN_OR_RETURN(sequence->zone_, MakeZone(context));
-  RETURN_IF_ERROR(Annotate(sequence->LoadContextRows(), "reading sink and local rows"));
   sequence->Start(0);
   return sequence;
 }
@@ -66,11 +63,7 @@ absl::Status CpuSequence::LoadContextRows() {
 
 void CpuSequence::Begin(const Slice& slice) {
   if (trace_ != nullptr) trace_->BeginBlock(slice.wants_next);
-  if (repositioned_ != nullptr) {
-    repositioned_->set_reading_prompt(slice.of_prompt);
-  } else {
-    zone_->set_reading_prompt(slice.of_prompt);
-  }
+  zone_->set_reading_prompt(slice.of_prompt);
 }
 
 bool CpuSequence::predicts(Layer layer) const {
@@ -80,7 +73,7 @@ bool CpuSequence::predicts(Layer layer) const {
 
 absl::Status CpuSequence::Predict(Layer layer, int64_t n, float* predicted_q) {
   drift_.Correct(layer, n, end(), predicted_q);
-  return repositioned_ != nullptr ? absl::OkStatus() : zone_->Prefetch(layer, predicted_q, n);
+  return zone_->Prefetch(layer, predicted_q, n);
 }
 
 void CpuSequence::Attended(const model::AttentionInput& input, const float* attended) {
@@ -90,15 +83,15 @@ void CpuSequence::Attended(const model::AttentionInput& input, const float* atte
 
 void CpuSequence::Start(int64_t give_up) {
   drift_.StartSequence();
-  if (repositioned_ != nullptr) return repositioned_->StartSequence(give_up);
   zone_->Cancel();
   window_.Truncate();
+  window_.set_given_up(give_up);
   const std::string key = zone_->batch_key();
   batch_key_ = key.empty() ? key : absl::StrCat(key, " without ", give_up);
 }
 
 bool CpuSequence::Keep(int64_t tokens) {
-  if (repositioned_ != nullptr) return false;
+  if (repositioned()) return false;
   drift_.StartSequence();
   zone_->Cancel();
   window_.Truncate(tokens);
@@ -106,16 +99,15 @@ bool CpuSequence::Keep(int64_t tokens) {
 }
 
 std::vector<float> CpuSequence::CopyRows(int64_t tokens) const {
-  if (repositioned_ != nullptr) return {};
-  return window_.Copy(tokens);
+  return repositioned() ? std::vector<float>() : window_.Copy(tokens);
 }
 
 bool CpuSequence::RestoreRows(const std::vector<float>& rows, int64_t tokens) {
-  return repositioned_ == nullptr && window_.Restore(rows, tokens);
+  return !repositioned() && window_.Restore(rows, tokens);
 }
 
 absl::Status CpuSequence::set_trace(QueryTrace* trace) {
-  if (repositioned_ != nullptr) return Sequence::set_trace(trace);
+  if (repositioned()) return Sequence::set_trace(trace);
   trace_ = trace;
   return absl::OkStatus();
 }
@@ -134,10 +126,9 @@ void CpuSequence::AttendedHere(const QueryTrace& trace, Layer layer,
 }
 
 Statistics CpuSequence::statistics() const {
-  if (repositioned_ != nullptr) return repositioned_->statistics();
   Statistics statistics;
   statistics.layers = zone_->statistics();
-  if (context_.client != nullptr) {
+  if (context_.client != nullptr && !repositioned()) {
     statistics.bytes_sent = context_.client->bytes_sent();
     statistics.bytes_received = context_.client->bytes_received();
   }

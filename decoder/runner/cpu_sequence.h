@@ -1,7 +1,7 @@
 // What:   a sequence on the CPU: a dense window of the rows that are held here, and the zone, wherever it
-//         lives; or positions that attention gives (repositioned_attention.h), instead of both.
-// Errors: Open: those of the zone and of RepositionedAttention; what the store answers.
-// Ownership: as sequence.h.
+//         lives; or a zone that gives positions and attends to both (repositioned_attention.h).
+// Errors: Open: those of the zone; what the store answers.
+// Ownership: as runner.h.
 // Threads: one; the pool shares the work of its window and zone.
 #pragma once
 
@@ -11,15 +11,12 @@
 
 #include "absl/status/statusor.h"
 #include "decoder/runner/query_drift.h"
-#include "decoder/runner/repositioned_attention.h"
-#include "decoder/runner/sequence.h"
+#include "decoder/runner/runner.h"
 #include "decoder/window/window.h"
 #include "decoder/zone/zone_attention.h"
 #include "model/config.h"
 
 namespace carrel::decoder {
-
-struct Slice;
 
 class CpuSequence final : public Sequence {
  public:
@@ -50,7 +47,8 @@ class CpuSequence final : public Sequence {
   // most_asked(): each gets the bits that it gets alone.
   const std::string& batch_key() const { return batch_key_; }
   int64_t most_asked() const { return context_.max_block; }
-  RepositionedAttention* repositioned() { return repositioned_.get(); }  // null: window and zone
+  // Whether the zone attends to the window, too.
+  bool repositioned() const { return context_.config.rope == Rope::kInfiniteHip; }
   Window& window() { return window_; }
   const Window& window() const { return window_; }
   ZoneAttention& zone() { return *zone_; }
@@ -71,7 +69,6 @@ class CpuSequence final : public Sequence {
   const std::vector<int64_t> windows_;
   Window window_{shape_};
   std::unique_ptr<ZoneAttention> zone_;
-  std::unique_ptr<RepositionedAttention> repositioned_;
   QueryDrift drift_;
   std::string batch_key_;
   QueryTrace* trace_ = nullptr;

@@ -27,6 +27,7 @@
 #include "common/status.h"
 #include "decoder/runner/cuda_sequence.h"
 #include "decoder/runner/runner.h"
+#include "decoder/select/cuda_methods.h"
 #include "decoder/shared.h"
 #include "kernels/attention/merge_states/merge_states_cuda.h"
 #include "kernels/attention/prefill_attention/prefill_attention_cuda.h"
@@ -111,15 +112,14 @@ class CudaRunner final : public Runner {
       attended_.push_back(std::move(attended));
     }
     ASSIGN_OR_RETURN(projected_, cuda::Event::Create());
+    ASSIGN_OR_RETURN(queries_ready_, cuda::Event::Create());
     ASSIGN_OR_RETURN(host_table_, cuda::PinnedBuffer<Table>::Create(1));
     ASSIGN_OR_RETURN(host_best_, cuda::PinnedBuffer<int32_t>::Create(kMembers));
     ASSIGN_OR_RETURN(host_logits_,
                      cuda::PinnedBuffer<float>::Create(kMembers * config_.vocab_size));
     const std::vector<float> nothing(static_cast<size_t>(kBlockTokens * config_.shape.q_heads),
                                      -INFINITY);
-    RETURN_IF_CUDA_ERROR(cudaMemcpy(memory_.no_lse, nothing.data(), nothing.size() * sizeof(float),
-                                    cudaMemcpyHostToDevice));
-    RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(nullptr));  // our streams do not wait for that one
+    RETURN_IF_ERROR(CopyToDevice(memory_.no_lse, nothing));
     backend_ = std::move(backend);
     return absl::OkStatus();
   }
@@ -138,17 +138,11 @@ class CudaRunner final : public Runner {
   absl::Status Capture(CudaSequence& sequence) {
     absl::MutexLock lock(&mu_);
     const TokenId token = 0;
-    Slice slice;
-    slice.sequence = &sequence;
-    slice.tokens = {&token, 1};
+    const Slice slice = {.sequence = &sequence, .tokens = {&token, 1}};
     SliceResult result;
     Member member = {&sequence, &slice, &result, 0, 1, 0};
     FillTable({&member, 1});
-    for (Layer layer(0); layer.value() < config_.shape.layers; layer = layer.next()) {
-      RETURN_IF_ERROR(Project(layer, {&member, 1}));  // and no answer of this host is waited for
-      RETURN_IF_ERROR(Attend(layer, {&member, 1}));
-    }
-    RETURN_IF_ERROR(End({&member, 1}));
+    RETURN_IF_ERROR(EachPart({&member, 1}, kUnanswered, [](auto enqueue) { return enqueue(); }));
     RETURN_IF_ERROR(main().Synchronize());
     for (member.phase = 0; member.phase < sequence.zone().phases(); ++member.phase) {
       ASSIGN_OR_RETURN(StepGraphs graphs, CaptureStep({&member, 1}));
@@ -327,8 +321,7 @@ class CudaRunner final : public Runner {
       graphs_ = StepGraphs();
       return nullptr;
     }
-    ++repeated_;
-    if (repeated_ < kRepeatedForGraph || AsksHost(members)) return nullptr;
+    if (++repeated_ < kRepeatedForGraph || AsksHost(members)) return nullptr;
     if (repeated_ == kRepeatedForGraph) {
       ASSIGN_OR_RETURN(graphs_, CaptureStep(members));
     }
@@ -342,33 +335,34 @@ class CudaRunner final : public Runner {
       graphs.push_back(std::move(graph));
       return absl::OkStatus();
     };
-    if (!AsksHost(members)) {
+    if (AsksHost(members)) {
+      RETURN_IF_ERROR(EachPart(members, kUnanswered, capture));
+    } else {
       RETURN_IF_ERROR(capture([&] { return Enqueue(members, nullptr); }));
-      return graphs;
     }
-    for (Layer layer(0); layer.value() < config_.shape.layers; layer = layer.next()) {
-      RETURN_IF_ERROR(capture([&] { return Project(layer, members); }));
-      RETURN_IF_ERROR(capture([&] { return Attend(layer, members); }));
-    }
-    RETURN_IF_ERROR(capture([&] { return End(members); }));
     return graphs;
   }
 
-  // The parts of a step. Each enqueues only, but for Answer.
   absl::Status Enqueue(Members members, const StepGraphs* graphs) const {
     const bool asks = AsksHost(members);
     if (graphs != nullptr && !asks) return graphs->front().Launch(main());
     size_t next = 0;
-    const auto part = [&](absl::FunctionRef<absl::Status()> enqueue) {
+    return EachPart(members, asks, [&](absl::FunctionRef<absl::Status()> enqueue) {
       return graphs == nullptr ? enqueue() : (*graphs)[next++].Launch(main());
-    };
+    });
+  }
+
+  // The parts of a step, which enqueue only; answers: this host's are waited for between them.
+  static constexpr bool kUnanswered = false;
+  absl::Status EachPart(
+      Members members, bool answers,
+      absl::FunctionRef<absl::Status(absl::FunctionRef<absl::Status()>)> part) const {
     for (Layer layer(0); layer.value() < config_.shape.layers; layer = layer.next()) {
       RETURN_IF_ERROR(part([&] { return Project(layer, members); }));
-      for (const Member& one : members) {
-        RETURN_IF_ERROR(one.sequence->zone().QueriesEnqueued(main()));
-      }
+      if (answers) RETURN_IF_ERROR(queries_ready_.Record(main()));
       RETURN_IF_ERROR(part([&] { return Attend(layer, members); }));
-      if (!asks) continue;
+      if (!answers) continue;
+      RETURN_IF_ERROR(queries_ready_.Synchronize());
       Answer(layer, members);
       if (std::none_of(members.begin(), members.end(),
                        [](const Member& one) { return one.status().ok(); })) {
@@ -395,8 +389,7 @@ class CudaRunner final : public Runner {
   absl::Status Project(Layer layer, Members members) const {
     RETURN_IF_ERROR(layer.value() == 0 ? Begin(members)
                                        : FinishLayer(Layer(layer.value() - 1), members));
-    model::CudaPlacement placement;
-    placement.rows = memory_.table->rows;
+    const model::CudaPlacement placement = {.rows = memory_.table->rows};
     RETURN_IF_ERROR(backend_->ProjectQkv(layer, memory_.hidden, TokensOf(members), placement,
                                          memory_.q, memory_.q_exact));
     for (size_t i = 0; i < members.size(); ++i) {
@@ -412,9 +405,8 @@ class CudaRunner final : public Runner {
   // What enters a layer, seen through the next layer's query projection, is close to that layer's true
   // query; closer, with what it lacked for other tokens.
   absl::Status Predict(Layer next, const Member& member, size_t i) const {
-    model::CudaPlacement placement;
-    placement.first_position = member.sequence->context_tokens();
-    placement.step = memory_.table->steps + i;
+    const model::CudaPlacement placement = {.first_position = member.sequence->context_tokens(),
+                                            .step = memory_.table->steps + i};
     const CudaSequence::Predicted to = member.sequence->predicted(next);
     RETURN_IF_ERROR(
         backend_->ProjectQuery(next, memory_.hidden + member.first * config_.hidden_size, member.n,
@@ -452,7 +444,8 @@ class CudaRunner final : public Runner {
       const CudaPartial to = Of(memory_.zone, one);
       if (zone.asks_host()) continue;
       if (one.sequence->is_token(one.n)) {
-        zone.Add(layer, queries.rounded, one.phase, to, work[share]);
+        zone.Add(layer, queries.rounded, one.phase, one.sequence->predicts(layer, one.n), to,
+                 work[share]);
       } else {
         RETURN_IF_ERROR(zone.Attend(layer, queries, one.phase, to, StreamOf(share)));
       }
@@ -553,7 +546,7 @@ class CudaRunner final : public Runner {
   std::unique_ptr<model::CudaBackend> backend_;  // null: nothing is held
   model::GpuReservation reserved_;
   std::vector<cuda::Stream> streams_;
-  cuda::Event projected_;
+  cuda::Event projected_, queries_ready_;
   std::vector<cuda::Event> attended_;  // [streams_]
   cuda::PinnedBuffer<Table> host_table_;
   cuda::PinnedBuffer<int32_t> host_best_;

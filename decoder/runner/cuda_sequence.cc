@@ -6,6 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "common/cuda/status.h"
 #include "common/status.h"
+#include "decoder/client/row_stream.h"
+#include "decoder/select/cuda_methods.h"
 #include "decoder/zone/make_zone.h"
 #include "kernels/of_heads.h"
 
@@ -36,16 +38,15 @@ void CudaSequence::Lay(cuda::DeviceArena& arena) {
 
 absl::Status CudaSequence::Plan(int64_t runner_bytes, int64_t runner_lacks) {
   ASSIGN_OR_RETURN(zone_, MakeCudaZone(context_));
-  ASSIGN_OR_RETURN(const int64_t zone_bytes, zone_->Bytes());
-  ASSIGN_OR_RETURN(const int64_t shareable, zone_->ShareableBytes());
-  const int64_t own = CudaWindow::Bytes(shape_, context_rows() + new_tokens_) + zone_bytes +
+  ASSIGN_OR_RETURN(const CudaZoneBytes zone, zone_->Bytes());
+  const int64_t own = CudaWindow::Bytes(shape_, context_rows() + new_tokens_) + zone.all +
                       cuda::DeviceArena::BytesOf([&](cuda::DeviceArena& arena) { Lay(arena); });
   runner_bytes_ = runner_bytes;
   bytes_ = runner_bytes + own;
-  const int64_t held = zone_->shareable_held() ? shareable : 0;
+  const int64_t held = zone.shared_now ? zone.shareable : 0;
   RETURN_IF_ERROR(model::CheckGpuMemory(model::GpuReservation::all() + runner_lacks + own - held,
                                         context_.device.gpu_memory));
-  reserved_ = model::GpuReservation(own - shareable);
+  reserved_ = model::GpuReservation(own - zone.shareable);
   return absl::OkStatus();
 }
 
@@ -54,6 +55,7 @@ absl::Status CudaSequence::Load(const cuda::Stream& stream) {
   ASSIGN_OR_RETURN(arena_, cuda::DeviceArena::Of([&](cuda::DeviceArena& arena) { Lay(arena); }));
   if (context_.client != nullptr) {
     RETURN_IF_ERROR(Annotate(LoadContextRows(), "reading rows of the context"));
+    RETURN_IF_ERROR(CopyLastRows(cudaMemcpyDeviceToHost));
     RETURN_IF_ERROR(zone_->Load(block_, stream));
   }
   return predicted_tokens() > 0 ? LoadDrift() : absl::OkStatus();
@@ -67,29 +69,24 @@ absl::Status CudaSequence::LoadContextRows() {
       [&](const ContextRows& block) {
         const int64_t at =
             block.first < context_.zone.begin ? block.first : block.first - context_.zone.rows();
-        KeepLastRows(block, at);
         return window_.CopyRows(block.layer, block.head, at, block.rows, block.k, block.v);
       });
 }
 
-void CudaSequence::KeepLastRows(const ContextRows& block, int64_t at) {
-  const int64_t first = std::max(at, context_rows() - most_given_up_);
-  const int64_t rows = at + block.rows - first, row_bytes = int64_t{shape_.head_dim} * 2;
-  if (rows <= 0) return;
-  const auto last = [&](const void* from) {
-    return std::string(static_cast<const char*>(from) + (first - at) * row_bytes,
-                       static_cast<size_t>(rows * row_bytes));
-  };
-  last_rows_.push_back({block.layer, block.head, first, rows, last(block.k), last(block.v)});
-}
-
-absl::Status CudaSequence::RestoreLastRows() {
-  for (const LastRows& one : last_rows_) {
-    RETURN_IF_ERROR(
-        window_.CopyRows(one.layer, one.head, one.at, one.rows, one.k.data(), one.v.data()));
-  }
+absl::Status CudaSequence::CopyLastRows(cudaMemcpyKind to) {
+  if (most_given_up_ == 0) return absl::OkStatus();
+  const int64_t heads = 2 * int64_t{shape_.layers} * shape_.kv_heads, d = shape_.head_dim;
+  last_rows_.resize(static_cast<size_t>(heads * most_given_up_ * d));
+  const auto bytes = static_cast<size_t>(most_given_up_ * d) * sizeof(kernels::Bf16);
+  const kernels::KvRows window = window_.kv(Layer(0));
+  const auto pitch = static_cast<size_t>(window.row_stride * d) * sizeof(kernels::Bf16);
+  kernels::Bf16* const rows = window.k + (context_rows() - most_given_up_) * d;
+  const bool here = to == cudaMemcpyDeviceToHost;
+  RETURN_IF_CUDA_ERROR(here ? cudaMemcpy2D(last_rows_.data(), bytes, rows, pitch, bytes,
+                                           static_cast<size_t>(heads), to)
+                            : cudaMemcpy2D(rows, pitch, last_rows_.data(), bytes, bytes,
+                                           static_cast<size_t>(heads), to));
   RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(nullptr));  // our streams do not wait for that one
-  overwritten_ = false;
   return absl::OkStatus();
 }
 
@@ -103,12 +100,8 @@ absl::Status CudaSequence::LoadDrift() {
     std::fill_n(&counts[l * static_cast<size_t>(shape_.q_heads)], shape_.q_heads,
                 kStoredDriftTokens);
   }
-  RETURN_IF_CUDA_ERROR(cudaMemcpy(stored_drift_.mean, drift.data(), drift.size() * sizeof(float),
-                                  cudaMemcpyHostToDevice));
-  RETURN_IF_CUDA_ERROR(cudaMemcpy(stored_drift_.tokens, counts.data(),
-                                  counts.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
-  RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(nullptr));
-  return absl::OkStatus();
+  RETURN_IF_ERROR(CopyToDevice(stored_drift_.mean, drift));
+  return CopyToDevice(stored_drift_.tokens, counts);
 }
 
 absl::Status CudaSequence::ResetDrift(const cuda::Stream& stream) const {
@@ -137,7 +130,8 @@ absl::Status CudaSequence::Begin(const Slice& slice, const cuda::Stream& stream)
   of_prompt_ = slice.of_prompt;
   if (of_prompt_) generated_ = 0;
   zone_->set_reading_prompt(of_prompt_);
-  if (overwritten_) RETURN_IF_ERROR(RestoreLastRows());
+  if (overwritten_) RETURN_IF_ERROR(CopyLastRows(cudaMemcpyHostToDevice));
+  overwritten_ = false;
   if (!tokens().empty() || predicted_tokens() == 0) return absl::OkStatus();
   return ResetDrift(stream);
 }
@@ -167,11 +161,6 @@ kernels::WindowAttentionCudaParams CudaSequence::ToWindow(Layer layer, const uin
   params.splits = splits_;
   params.workspace = workspace_;
   return params;
-}
-
-CudaSequence::Predicted CudaSequence::predicted(Layer layer) const {
-  const int64_t at = layer.value() % 2 * predicted_tokens() * width();
-  return {predicted_.exact + at, predicted_.rounded + at};
 }
 
 absl::Status CudaSequence::LearnDrift(Layer layer, const float* q, int64_t n, const int32_t* step,

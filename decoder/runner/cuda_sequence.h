@@ -1,21 +1,19 @@
 // What:   a sequence on a GPU: the window of the rows that are held there, the zone, wherever it lives, and
 //         the graphs of a step that it takes alone. What a step computes on the way is the runner's.
 // Errors: Plan, Load: as runner.h.
-// Ownership: as sequence.h.
+// Ownership: as runner.h.
 // Threads: one; Plan, Load: any, beside others' steps.
 // Cost:   Load takes all memory, and reads sink, local and what the zone holds.
 #pragma once
 
 #include <atomic>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/cuda/arena.h"
 #include "common/cuda/graph.h"
 #include "common/cuda/stream.h"
-#include "decoder/client/row_stream.h"
 #include "decoder/runner/query_drift.h"
 #include "decoder/runner/runner.h"
 #include "decoder/select/row_selector.h"
@@ -82,7 +80,10 @@ class CudaSequence final : public Sequence {
     float* exact = nullptr;
     uint16_t* rounded = nullptr;
   };
-  Predicted predicted(Layer layer) const;
+  Predicted predicted(Layer layer) const {
+    const int64_t at = layer.value() % 2 * predicted_tokens() * width();
+    return {predicted_.exact + at, predicted_.rounded + at};
+  }
   const float* drift(Layer layer) const { return drift_.mean + layer.value() * width(); }
   // Learns it of n true queries; step: where the first stands, behind the context.
   absl::Status LearnDrift(Layer layer, const float* q, int64_t n, const int32_t* step,
@@ -94,19 +95,12 @@ class CudaSequence final : public Sequence {
     float* mean = nullptr;
     int32_t* tokens = nullptr;
   };
-  struct LastRows {
-    Layer layer;
-    KvHead head;
-    int64_t at = 0, rows = 0;  // in the window
-    std::string k, v;
-  };
 
   // Plans its memory, or lays it out.
   void Lay(cuda::DeviceArena& arena);
   absl::Status LoadContextRows();
-  // Those that may be given up, for when they are wanted again.
-  void KeepLastRows(const ContextRows& block, int64_t at);
-  absl::Status RestoreLastRows();
+  // Of those that may be given up: to this host, or back, for when they are wanted again.
+  absl::Status CopyLastRows(cudaMemcpyKind to);
   // What predicted queries lack, at first as the context says.
   absl::Status LoadDrift();
   absl::Status ResetDrift(const cuda::Stream& stream) const;
@@ -141,7 +135,7 @@ class CudaSequence final : public Sequence {
   int64_t generated_ = 0;  // since the prompt
   // Rows in last_rows_ were written over by this sequence; by one before it.
   bool writes_over_ = false, overwritten_ = false;
-  std::vector<LastRows> last_rows_;
+  std::vector<kernels::Bf16> last_rows_;  // [layers, K and V, kv_heads, most_given_up_, head_dim]
 
   const int64_t id_ = ++made_;
   static inline std::atomic<int64_t> made_{0};

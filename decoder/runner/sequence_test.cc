@@ -1,5 +1,3 @@
-#include "decoder/runner/sequence.h"
-
 #include "common/test_util.h"
 #include "decoder/runner/runner.h"
 

@@ -39,6 +39,9 @@ class Window {
   int64_t rows(Layer layer) const { return RowsOf(At(layer, KvHead(0)).k.size()); }
   const float* k(Layer layer, KvHead head) const { return At(layer, head).k.data(); }
   const float* v(Layer layer, KvHead head) const { return At(layer, head).v.data(); }
+  // The context's last rows that nobody attends to; they stay where they are.
+  void set_given_up(int64_t rows) { given_up_ = rows; }
+  int64_t given_up() const { return given_up_; }
   int64_t bytes() const;
 
  private:
@@ -53,6 +56,7 @@ class Window {
 
   const AttentionShape shape_;
   std::vector<Head> heads_;
+  int64_t given_up_ = 0;
 };
 
 }  // namespace carrel::decoder

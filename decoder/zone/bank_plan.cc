@@ -52,7 +52,6 @@ absl::StatusOr<BankPlan> PlanBanks(const std::vector<select::Selection>& selecti
   plan.ahead.assign(static_cast<size_t>(shape.layers), 0);
   if (bank.bytes == 0) return plan;
 
-  std::vector<int64_t> least(static_cast<size_t>(shape.layers), 0);
   int64_t choosing = 0, left = bank.bytes;
   for (size_t l = 0; l < plan.slots.size(); ++l) {
     if (!plan.chooses(l)) continue;
@@ -67,8 +66,7 @@ absl::StatusOr<BankPlan> PlanBanks(const std::vector<select::Selection>& selecti
           absl::StrCat("bank: layer ", l, " names ", plan.slots[l],
                        " rows per KV head and token; a bank has at most ", kernels::kMaxBankSlots));
     }
-    least[l] = BankBytes(shape, bank.map, rows, plan.slots[l]);
-    left -= least[l];
+    left -= BankBytes(shape, bank.map, rows, plan.slots[l]);
     ++choosing;
   }
   if (left < 0) {
@@ -84,7 +82,8 @@ absl::StatusOr<BankPlan> PlanBanks(const std::vector<select::Selection>& selecti
   }
   for (size_t l = 0; l < plan.slots.size(); ++l) {
     if (!plan.chooses(l) || plan.holds_all(l)) continue;
-    plan.slots[l] = MostSlots(shape, bank.map, rows, plan.slots[l], least[l] + left / choosing);
+    const int64_t least = BankBytes(shape, bank.map, rows, plan.slots[l]);
+    plan.slots[l] = MostSlots(shape, bank.map, rows, plan.slots[l], least + left / choosing);
   }
   for (size_t l = 0; l < plan.slots.size(); ++l) {
     if (plan.holds_all(l)) plan.ahead[l] = 0;

@@ -22,7 +22,7 @@ class CudaStoreZone final : public CudaZoneAttention {
  public:
   // zone: the store's, for a CPU.
   CudaStoreZone(const OpenedContext& context, std::unique_ptr<ZoneAttention> zone)
-      : CudaZoneAttention(context), zone_(std::move(zone)) {}
+      : CudaZoneAttention(context), at_store_(std::move(zone)) {}
 
   absl::Status Load(int64_t block, const cuda::Stream&) override {
     const int64_t floats = block * width_, heads = block * shape_.q_heads;
@@ -30,7 +30,6 @@ class CudaStoreZone final : public CudaZoneAttention {
     ASSIGN_OR_RETURN(predicted_q_, cuda::PinnedBuffer<float>::Create(floats));
     ASSIGN_OR_RETURN(lse_, cuda::PinnedBuffer<float>::Create(heads));
     ASSIGN_OR_RETURN(answer_, cuda::PinnedBuffer<float>::Create(floats + heads));
-    ASSIGN_OR_RETURN(queries_ready_, cuda::Event::Create());
     // The zone is the empty set until the store has answered.
     std::fill_n(answer_.data(), floats, 0.0f);
     std::fill_n(answer_.data() + floats, heads, -INFINITY);
@@ -61,35 +60,30 @@ class CudaStoreZone final : public CudaZoneAttention {
     return Copy(to.lse, answer_.data() + floats, queries.n * shape_.q_heads, stream);
   }
 
-  absl::Status QueriesEnqueued(const cuda::Stream& stream) override {
-    return queries_ready_.Record(stream);
-  }
-
   absl::Status Ask(Layer layer, int64_t n) override {
-    RETURN_IF_ERROR(queries_ready_.Synchronize());
-    RETURN_IF_ERROR(zone_->Start(layer, q_.data(), n));
+    RETURN_IF_ERROR(at_store_->Start(layer, q_.data(), n));
     if (prefetches_ && layer.next().value() < shape_.layers)
-      RETURN_IF_ERROR(zone_->Prefetch(layer.next(), predicted_q_.data(), n));
+      RETURN_IF_ERROR(at_store_->Prefetch(layer.next(), predicted_q_.data(), n));
     return absl::OkStatus();
   }
 
   absl::Status Answer(Layer layer, int64_t n, const cuda::Stream& stream) override {
     const cuda::Range range("store");
-    RETURN_IF_ERROR(zone_->Finish(layer, q_.data(), n, partial_));
+    RETURN_IF_ERROR(at_store_->Finish(layer, q_.data(), n, partial_));
     if (measures_) {
       RETURN_IF_ERROR(stream.Synchronize());
       window_.lse.assign(lse_.data(), lse_.data() + n * shape_.q_heads);
     }
-    RETURN_IF_ERROR(zone_->Measure(layer, q_.data(), n, partial_, window_));
+    RETURN_IF_ERROR(at_store_->Measure(layer, q_.data(), n, partial_, window_));
     std::copy(partial_.out.begin(), partial_.out.end(), answer_.data());
     std::copy(partial_.lse.begin(), partial_.lse.end(), answer_.data() + partial_.out.size());
     return absl::OkStatus();
   }
 
-  void set_reading_prompt(bool reading) override { zone_->set_reading_prompt(reading); }
-  void Cancel() override { zone_->Cancel(); }
-  void Count(int64_t) override {}  // zone_ did
-  std::vector<LayerStatistics> statistics() const override { return zone_->statistics(); }
+  void set_reading_prompt(bool reading) override { at_store_->set_reading_prompt(reading); }
+  void Cancel() override { at_store_->Cancel(); }
+  void Count(int64_t) override {}  // at_store_ did
+  std::vector<LayerStatistics> statistics() const override { return at_store_->statistics(); }
 
  private:
   absl::Status Copy(float* to, const float* from, int64_t count, const cuda::Stream& stream) const {
@@ -98,14 +92,12 @@ class CudaStoreZone final : public CudaZoneAttention {
     return absl::OkStatus();
   }
 
-  const AttentionShape& shape_ = context_.shape;
   const int64_t width_ =
       int64_t{shape_.q_heads} * shape_.head_dim;  // elements of a token's q heads
-  const bool prefetches_ = context_.config.prefetch != Prefetch::kOff;
-  const bool measures_ = context_.config.measure;
-  const std::unique_ptr<ZoneAttention> zone_;
+  const bool prefetches_ = config_.prefetch != Prefetch::kOff;
+  const bool measures_ = config_.measure;
+  const std::unique_ptr<ZoneAttention> at_store_;
   Partial partial_, window_;  // of the window lse alone
-  cuda::Event queries_ready_;
   cuda::PinnedBuffer<float> q_, predicted_q_, lse_;
   cuda::PinnedBuffer<float> answer_;  // [n, q_heads, head_dim] out, then [n, q_heads] lse
 };

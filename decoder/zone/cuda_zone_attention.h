@@ -2,8 +2,8 @@
 //            lives: cuda_store_zone.cc asks a store, cuda_held_zone.cc holds the rows on the GPU
 //            or in pinned memory of this host. The base class implements an empty zone.
 //            Per layer and slice of tokens: TakeQueries, Predict, TakeWindow, Add, Attend enqueue only and
-//            can be captured; where asks_host(), QueriesEnqueued, Ask and Answer run between them, each
-//            time, in this host. Of several sequences all may ask before the first is answered.
+//            can be captured; where asks_host(), Ask and Answer run between them, each time, in this
+//            host. Of several sequences all may ask before the first is answered.
 // Shapes:    queries [n, q_heads, head_dim] after RoPE, f32 and rounded to bf16; out
 //            [n, q_heads, head_dim], lse [n, q_heads] f32. All on the device.
 // Errors:    ResourceExhausted device or pinned memory; those of the store.
@@ -35,9 +35,14 @@ struct CudaQueries {
   float* room = nullptr;  // for parts of attention to many rows (kernels::PrefillAttentionRoom)
 };
 
-struct CudaPartial {
-  float* out = nullptr;
-  float* lse = nullptr;
+using CudaPartial = CudaAttendSelected;
+
+// Where the rows of a selection lie.
+struct CudaPlaces {
+  kernels::KvView kv;
+  const int32_t* places = nullptr;  // [kv_heads, stride]; null: at their ids
+  int64_t stride = 0;
+  bool gathered = false;  // instead: in the order of the selection
 };
 
 // What the zones of some sequences enqueue for one layer and one token of each, stage by stage. A stage is one launch for
@@ -63,17 +68,18 @@ absl::Status AttendBlock(const AttentionShape& heads, const CudaQueries& queries
                          const kernels::KvView& kv, int64_t first, int64_t rows,
                          const CudaPartial& to, const cuda::Stream& stream);
 
-class CudaZoneAttention {
- public:
-  explicit CudaZoneAttention(OpenedContext context)
-      : context_(std::move(context)), statistics_(StatisticsOf(context_.selections)) {}
-  virtual ~CudaZoneAttention() = default;
+// The device memory that Load takes if none of it is shared; of it, what other sequences over the same context share
+// (shared.h), and whether one does now.
+struct CudaZoneBytes {
+  int64_t all = 0, shareable = 0;
+  bool shared_now = false;
+};
 
-  // The device memory that Load takes if none of it is shared.
-  virtual absl::StatusOr<int64_t> Bytes() { return 0; }
-  // Of it, what other sequences over the same context share (shared.h), and whether one does now.
-  virtual absl::StatusOr<int64_t> ShareableBytes() const { return 0; }
-  virtual bool shareable_held() const { return false; }
+class CudaZoneAttention : public Zone {
+ public:
+  using Zone::Zone;
+
+  virtual absl::StatusOr<CudaZoneBytes> Bytes() { return CudaZoneBytes(); }
   // block: tokens at once, at most.
   virtual absl::Status Load(int64_t, const cuda::Stream&) { return absl::OkStatus(); }
   // Forgets what the tokens so far have left behind: they counted for nothing.
@@ -102,9 +108,10 @@ class CudaZoneAttention {
   virtual absl::Status TakeWindow(Layer, const float*, int64_t, const cuda::Stream&) {
     return absl::OkStatus();
   }
-  // Adds the attention of one token, q rounded, to what is launched for several sequences at once. Both leave
-  // `to` as it is where there are no rows.
-  virtual void Add(Layer, const uint16_t*, int64_t, const CudaPartial&, CudaZoneWork&) const {}
+  // Adds the attention of one token, q rounded, to what is launched for several sequences at once; bool: Predict was
+  // given its queries. Both leave `to` as it is where there are no rows.
+  virtual void Add(Layer, const uint16_t*, int64_t, bool, const CudaPartial&, CudaZoneWork&) const {
+  }
   // Whether part of that is launched for this sequence alone.
   virtual bool adds_alone() const { return false; }
   // Enqueues that of a slice of a prompt, and of what this host answered.
@@ -115,18 +122,14 @@ class CudaZoneAttention {
   // At the end of every block of tokens.
   virtual absl::Status CopyCounters(const cuda::Stream&) { return absl::OkStatus(); }
 
-  virtual absl::Status QueriesEnqueued(const cuda::Stream&) { return absl::OkStatus(); }
-  // Waits for what QueriesEnqueued recorded.
+  // Once what TakeQueries and Predict enqueued is done.
   virtual absl::Status Ask(Layer, int64_t) { return absl::OkStatus(); }
   // Waits for the reply; Attend enqueues it.
   virtual absl::Status Answer(Layer, int64_t, const cuda::Stream&) { return absl::OkStatus(); }
 
-  virtual void set_reading_prompt(bool reading) { reading_prompt_ = reading; }
   // Whether tokens attend to every row while a prompt is read, though others choose: what was captured of one token
   // is not what such a prompt's does.
   virtual bool prompt_takes_all() const { return false; }
-  // Gives up what is in flight: the sequence is over or failed.
-  virtual void Cancel() {}
 
   // n tokens have passed: adds them and the rows that they attended to, of all KV heads; where blocks
   // or chunks at the zone's end are short, at most.
@@ -135,11 +138,6 @@ class CudaZoneAttention {
   }
   // [layers], with what CopyCounters brought.
   virtual std::vector<LayerStatistics> statistics() const { return statistics_; }
-
- protected:
-  const OpenedContext context_;
-  bool reading_prompt_ = false;
-  std::vector<LayerStatistics> statistics_;
 };
 
 }  // namespace carrel::decoder

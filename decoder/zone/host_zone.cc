@@ -9,7 +9,6 @@
 // Errors: NotFound what the selector needs and the context lacks; FailedPrecondition estimate=on
 //         without summaries; DataLoss damaged summaries.
 #include <algorithm>
-#include <atomic>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -19,7 +18,8 @@
 #include "decoder/select/key_scores.h"
 #include "decoder/select/row_selector.h"
 #include "decoder/zone/make_zone.h"
-#include "decoder/zone/output_error.h"
+#include "decoder/zone/quality.h"
+#include "decoder/zone/repositioned_attention.h"
 #include "kernels/attention/sparse_attention/sparse_attention.h"
 #include "kernels/attention/sparse_attention/sparse_spans.h"
 #include "kernels/of_heads.h"
@@ -30,8 +30,6 @@ namespace {
 // Rows of a head that are attended to at a time where all are: so few that each core has a part, not so
 // many parts that merging them tells.
 constexpr int64_t kSpanRows = 512, kMostSpans = 64;
-// Tokens and KV heads that keep a thread busy enough until the last ones.
-constexpr int64_t kUnitsPerThread = 4;
 
 // The cut depends on the zone alone.
 std::vector<RowRange> SpansOf(RowRange zone) {
@@ -71,11 +69,14 @@ class QHeadRows final : public HostRows {
 
 class HostZone final : public ZoneAttention {
  public:
-  HostZone(const OpenedContext& context, std::unique_ptr<RowSelector> selector)
+  HostZone(const OpenedContext& context, std::unique_ptr<RowSelector> selector,
+           std::unique_ptr<RepositionedAttention> positions)
       : ZoneAttention(context),
         rows_(*context_.rows),
+        positions_(std::move(positions)),
+        empty_(zone_.rows() == 0 && positions_ == nullptr),
         estimate_(config_.estimate != Estimate::kOff && rows_.has_summaries()),
-        prompt_takes_all_(PromptTakesAll(config_, context_.device)),
+        prompt_takes_all_(positions_ == nullptr && PromptTakesAll(config_, context_.device)),
         selector_(std::move(selector)),
         steps_(static_cast<size_t>(shape_.layers)),
         selected_(static_cast<size_t>(shape_.kv_heads)) {}
@@ -87,7 +88,7 @@ class HostZone final : public ZoneAttention {
 
   absl::Status Finish(Layer layer, const float* q, int64_t n, Partial& partial) override {
     partial.Reset(n, shape_);
-    if (zone_.rows() == 0) return absl::OkStatus();
+    if (empty_) return absl::OkStatus();
     const auto at = static_cast<size_t>(layer.value());
     const bool whole_prompt = reading_prompt_ && prompt_takes_all_;
     if (!whole_prompt && !select::IsAll(context_.selections[at]))
@@ -108,11 +109,11 @@ class HostZone final : public ZoneAttention {
 
   absl::Status Measure(Layer layer, const float* q, int64_t n, const Partial& zone,
                        const Partial& window) override {
-    if (!config_.measure || zone_.rows() == 0) return absl::OkStatus();
+    if (!config_.measure || empty_) return absl::OkStatus();
     Partial every_row;
     every_row.Reset(n, shape_);
     AttendAll(layer, q, n, every_row);
-    AddMass(every_row.lse, zone.lse, window.lse, statistics_of(layer));
+    if (positions_ == nullptr) AddMass(every_row.lse, zone.lse, window.lse, statistics_of(layer));
     AddOutputErrors(window, zone, every_row, n, shape_, statistics_of(layer).output_error);
     return absl::OkStatus();
   }
@@ -123,49 +124,34 @@ class HostZone final : public ZoneAttention {
   }
 
  private:
-  // Spans of a token and head are merged in order: one by one, where there are units enough, else by who
-  // is done with the last of them.
+  // Spans of a token and head are merged in order.
   void AttendAll(Layer layer, const float* q, int64_t n, Partial& partial) const {
+    const int64_t heads = shape_.kv_heads, group = shape_.group(), d = shape_.head_dim;
     const std::vector<RowRange> spans = SpansOf(zone_);
     const auto count = static_cast<int64_t>(spans.size());
-    const int64_t heads = shape_.kv_heads, group = shape_.group(), d = shape_.head_dim;
-    const int64_t units = n * heads, width = group * (d + 1);
-    const auto head_of = [&](int64_t unit) { return KvHead(static_cast<int32_t>(unit % heads)); };
-    // Of a token and head; state: out [group, head_dim], lse [group].
-    const auto attend = [&](int64_t unit, const RowRange& span, float* state) {
-      thread_local std::vector<const void*> k, v;
-      const HeadView& of_head = rows_.At(layer, head_of(unit));
-      k.clear();
-      v.clear();
-      for (Position row = span.begin; row < span.end; ++row) {
-        k.push_back(of_head.Key(row));
-        v.push_back(of_head.Value(row));
-      }
-      const int64_t q_head = unit / heads * shape_.q_heads + unit % heads * group;
-      AttendRows(shape_, q + q_head * d, k, v, state);
-    };
-    const auto merge = [&](int64_t unit, const float* state) {
-      partial.Merge(shape_, unit / heads, head_of(unit), state);
-    };
-    if (units >= kUnitsPerThread * (pool_->threads() + 1)) {
-      pool_->ParallelFor(units, [&](int64_t unit) {
-        thread_local std::vector<float> state;
-        state.resize(static_cast<size_t>(width));
-        for (const RowRange& span : spans) {
-          attend(unit, span, state.data());
-          merge(unit, state.data());
+    const int64_t floats = group * (d + 1);
+    pool_->ParallelForOfLoops(n * heads, [&](int64_t unit) {
+      const int64_t token = unit / heads;
+      const KvHead head(static_cast<int32_t>(unit % heads));
+      if (positions_ != nullptr)
+        return positions_->Attend(layer, head, q, n, token, nullptr, partial);
+      const float* const queries = q + (token * shape_.q_heads + head.value() * group) * d;
+      const auto states =
+          std::make_unique_for_overwrite<float[]>(static_cast<size_t>(count * floats));
+      pool_->ParallelFor(count, [&](int64_t i) {
+        thread_local std::vector<const void*> k, v;
+        const HeadView& of_head = rows_.At(layer, head);
+        const RowRange& span = spans[static_cast<size_t>(i)];
+        k.clear();
+        v.clear();
+        for (Position row = span.begin; row < span.end; ++row) {
+          k.push_back(of_head.Key(row));
+          v.push_back(of_head.Value(row));
         }
+        AttendRows(shape_, queries, k, v, states.get() + i * floats);
       });
-      return;
-    }
-    const auto states =
-        std::make_unique_for_overwrite<float[]>(static_cast<size_t>(units * count * width));
-    std::vector<std::atomic<int64_t>> done(static_cast<size_t>(units));
-    pool_->ParallelFor(units * count, [&](int64_t i) {
-      const int64_t unit = i / count;
-      attend(unit, spans[static_cast<size_t>(i % count)], states.get() + i * width);
-      if (done[static_cast<size_t>(unit)].fetch_add(1) + 1 < count) return;
-      for (int64_t j = 0; j < count; ++j) merge(unit, states.get() + (unit * count + j) * width);
+      for (int64_t i = 0; i < count; ++i)
+        partial.Merge(shape_, token, head, states.get() + i * floats);
     });
   }
 
@@ -190,16 +176,22 @@ class HostZone final : public ZoneAttention {
           const float* of_token = q + (i * shape_.q_heads + h * group) * d;
           queries.insert(queries.end(), of_token, of_token + group * d);
         }
-        SelectRequest request;
-        request.layer = layer;
-        request.head = head;
-        request.q = queries.data();
+        SelectRequest request = {.layer = layer, .head = head, .q = queries.data()};
         request.queries = tokens * group;
-        request.budget = top_k.Of(head);
+        request.budget = positions_ != nullptr ? top_k.rows : top_k.Of(head);
         request.step = reading_prompt_ ? kPromptStep : step + first;
+        KeyPlacement placement;
+        if (positions_ != nullptr) {
+          placement = positions_->PlacementOf(layer, n, first);
+          request.placement = &placement;
+        }
         selection.bound.clear();
         selector_->Select(request, selection);
         for (int64_t i = first; i < first + tokens; ++i) {
+          if (positions_ != nullptr) {
+            positions_->Attend(layer, head, q, n, i, &selection.rows, partial);
+            continue;
+          }
           const float* bound = selection.bound.empty()
                                    ? nullptr
                                    : &selection.bound[static_cast<size_t>((i - first) * group)];
@@ -233,29 +225,29 @@ class HostZone final : public ZoneAttention {
     k.resize(rows.size());
     v.resize(rows.size());
     scores.resize(static_cast<size_t>(group) * rows.size());
+    const int64_t q_head = token * shape_.q_heads + head.value() * group;
     auto params = kernels::OfHeads<kernels::SparseAttentionParams>(shape_);
-    params.q = q + (token * shape_.q_heads + head.value() * group) * d;
+    params.q = q + q_head * d;
     params.rows = static_cast<int64_t>(rows.size());
     params.k = k.data();
     params.v = v.data();
     params.scores = scores.data();
-    const int64_t spans = kernels::SparseSpans(params.rows), floats = group * (d + 1);
-    states.resize(static_cast<size_t>(2 * floats + kernels::SparseSpanFloats(params)));
+    params.out = &partial.out[static_cast<size_t>(q_head * d)];  // which nobody else merges into
+    params.lse = &partial.lse[static_cast<size_t>(q_head)];
+    const int64_t floats = group * (d + 1);
+    states.resize(static_cast<size_t>(floats + kernels::SparseSpanFloats(params)));
     float* const rest = states.data();
-    params.out = rest + floats;
-    params.lse = params.out + group * d;
-    pool_->ParallelFor(spans, [&, k_rows = k.data(), v_rows = v.data(),
-                               others = params.lse + group](int64_t span) {
-      const int64_t end = kernels::SparseSpanBegin(params.rows, span + 1);
-      for (int64_t j = kernels::SparseSpanBegin(params.rows, span); j < end; ++j) {
-        const Position row = rows[static_cast<size_t>(j)];
-        k_rows[j] = of_head.Key(row);
-        v_rows[j] = of_head.Value(row);
-      }
-      kernels::SparseAttentionSpan(params, span, others);
-    });
-    kernels::MergeSparseSpans(params, params.lse + group);
-    partial.Merge(shape_, token, head, params.out);
+    pool_->ParallelFor(
+        kernels::SparseSpans(params.rows), [&, k_rows = k.data(), v_rows = v.data()](int64_t span) {
+          const int64_t end = kernels::SparseSpanBegin(params.rows, span + 1);
+          for (int64_t j = kernels::SparseSpanBegin(params.rows, span); j < end; ++j) {
+            const Position row = rows[static_cast<size_t>(j)];
+            k_rows[j] = of_head.Key(row);
+            v_rows[j] = of_head.Value(row);
+          }
+          kernels::SparseAttentionSpan(params, span, rest + floats);
+        });
+    kernels::MergeSparseSpans(params, rest + floats);
     if (!estimate_ || params.rows == zone_.rows()) return absl::OkStatus();
     RETURN_IF_ERROR(rows_.EstimateRest(layer, head,
                                        {.queries = params.q,
@@ -273,6 +265,8 @@ class HostZone final : public ZoneAttention {
   }
 
   const HostRows& rows_;
+  const std::unique_ptr<RepositionedAttention> positions_;  // null: rows stand at their own
+  const bool empty_;                                        // there is nothing to attend to
   const bool estimate_, prompt_takes_all_;
   const std::unique_ptr<RowSelector> selector_;
   std::vector<int64_t> steps_;          // [layers]: tokens generated so far
@@ -281,8 +275,9 @@ class HostZone final : public ZoneAttention {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ZoneAttention>> MakeHostZone(const HostZoneOptions& options,
-                                                            const OpenedContext& context) {
+absl::StatusOr<std::unique_ptr<ZoneAttention>> MakeHostZone(
+    const HostZoneOptions& options, const OpenedContext& context,
+    std::unique_ptr<RepositionedAttention> positions) {
   const RetrievalConfig& config = context.config;
   CARREL_CHECK(context.rows != nullptr);
   if (config.estimate == Estimate::kOn && !context.rows->has_summaries()) {
@@ -297,7 +292,7 @@ absl::StatusOr<std::unique_ptr<ZoneAttention>> MakeHostZone(const HostZoneOption
   ASSIGN_OR_RETURN(
       std::unique_ptr<RowSelector> selector,
       MakeRowSelector(options.selector, heads.shape, heads.zone, *heads.rows, heads.pool));
-  return std::make_unique<HostZone>(heads, std::move(selector));
+  return std::make_unique<HostZone>(heads, std::move(selector), std::move(positions));
 }
 
 }  // namespace carrel::decoder

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "decoder/zone/repositioned_attention.h"
 #include "decoder/zone/zone_attention.h"
 
 namespace carrel::decoder {
@@ -29,9 +30,11 @@ absl::StatusOr<std::unique_ptr<CudaZoneAttention>> MakeCudaZone(const OpenedCont
 #undef CARREL_GPU_ZONE
 
 // In this host's memory, context.rows, where a method chooses. NotFound what the method needs and the context lacks;
-// FailedPrecondition estimate=on without summaries; DataLoss damaged summaries.
-absl::StatusOr<std::unique_ptr<ZoneAttention>> MakeHostZone(const HostZoneOptions& options,
-                                                            const OpenedContext& context);
+// FailedPrecondition estimate=on without summaries; DataLoss damaged summaries. positions: attends to the window, too,
+// whose part of the attention is the empty set then; null: rows stand at their own.
+absl::StatusOr<std::unique_ptr<ZoneAttention>> MakeHostZone(
+    const HostZoneOptions& options, const OpenedContext& context,
+    std::unique_ptr<RepositionedAttention> positions = nullptr);
 // Of rows that this process holds for a GPU, on the device or in pinned memory of this host; not empty.
 absl::StatusOr<std::unique_ptr<CudaZoneAttention>> MakeCudaHeldZone(const OpenedContext& context);
 

@@ -27,9 +27,7 @@
 #include "decoder/client/row_stream.h"
 #include "decoder/zone/candidate_rows.h"
 #include "decoder/zone/make_zone.h"
-#include "decoder/zone/output_error.h"
-#include "decoder/zone/row_cache.h"
-#include "decoder/zone/threshold.h"
+#include "decoder/zone/quality.h"
 #include "kernels/attention/sparse_attention/sparse_attention.h"
 #include "kernels/of_heads.h"
 
@@ -123,7 +121,15 @@ class StoreZone final : public ZoneAttention {
     if (pending.speculative.has_value()) client_->Forget(*pending.speculative);
     pending.speculative.reset();
     pending.candidates.reset();
-    return MeasureOutput(layer, q, n, zone, window);
+    Mean& error = statistics_of(layer).output_error;  // against attention over every row
+    if (!config_.measure || zone_.rows() == 0 || window.out.empty()) return absl::OkStatus();
+    if (all_rows(layer)) {
+      for (int64_t i = 0; i < n; ++i) error.Add(0);
+      return absl::OkStatus();
+    }
+    ASSIGN_OR_RETURN(const Partial dense, AskAttention(MakeDense(layer, q, n)));
+    AddOutputErrors(window, zone, dense, n, shape_, error);
+    return absl::OkStatus();
   }
 
   std::string batch_key() const override {
@@ -246,19 +252,50 @@ class StoreZone final : public ZoneAttention {
     return parts;
   }
 
-  // partial [n, q_heads].
-  absl::Status MergeAttend(const retrieval::Part& part, int64_t n, Partial& partial) const {
-    const int64_t d = shape_.head_dim, group = shape_.group();
-    for (const retrieval::Piece& piece : part.pieces) {
-      RETURN_IF_ERROR(CheckPiece(piece, n, shape_));
-      if (static_cast<int64_t>(piece.out.size()) != group * d ||
-          static_cast<int64_t>(piece.lse.size()) != group) {
-        return absl::DataLossError(absl::StrCat("reply: out of ", piece.out.size(), " and lse of ",
-                                                piece.lse.size(), " numbers, expected ", group * d,
-                                                " and ", group));
+  // Merges a reply of want ATTEND or VALUES; counts, of each token and head, its pieces or V rows.
+  absl::Status Merge(const std::vector<retrieval::Part>& parts, Want want, int64_t n,
+                     std::vector<int64_t>& seen, Partial& partial) const {
+    seen.assign(static_cast<size_t>(n) * shape_.kv_heads, 0);
+    for (const retrieval::Part& part : parts) {
+      for (const retrieval::Piece& piece : part.pieces) {
+        RETURN_IF_ERROR(CheckPiece(piece, n, shape_));
+        const bool values = want == Want::kValues;
+        RETURN_IF_ERROR(values ? MergeValues(piece, partial) : MergeAttend(piece, partial));
+        seen[piece.token * shape_.kv_heads + piece.kv_head.value()] +=
+            values ? static_cast<int64_t>(piece.v.size()) : 1;
       }
-      partial.Merge(shape_, piece.token, piece.kv_head, piece.out.data(), piece.lse.data());
     }
+    return absl::OkStatus();
+  }
+
+  absl::Status MergeAttend(const retrieval::Piece& piece, Partial& partial) const {
+    const int64_t d = shape_.head_dim, group = shape_.group();
+    if (static_cast<int64_t>(piece.out.size()) != group * d ||
+        static_cast<int64_t>(piece.lse.size()) != group) {
+      return absl::DataLossError(absl::StrCat("reply: out of ", piece.out.size(), " and lse of ",
+                                              piece.lse.size(), " numbers, expected ", group * d,
+                                              " and ", group));
+    }
+    partial.Merge(shape_, piece.token, piece.kv_head, piece.out.data(), piece.lse.data());
+    return absl::OkStatus();
+  }
+
+  absl::Status MergeValues(const retrieval::Piece& piece, Partial& partial) const {
+    const int64_t d = shape_.head_dim, group = shape_.group();
+    const auto rows = static_cast<int64_t>(piece.v.size());
+    if (static_cast<int64_t>(piece.scores.size()) != group * rows) {
+      return absl::DataLossError(absl::StrCat("reply: ", piece.scores.size(), " scores of ", group,
+                                              " q heads for ", rows, " V rows"));
+    }
+    std::vector<float> out(static_cast<size_t>(group * (d + 1))), scores = piece.scores;
+    auto params = kernels::OfHeads<kernels::SparseAttentionParams>(shape_);
+    params.v = piece.v.data();
+    params.rows = rows;
+    params.scores = scores.data();
+    params.out = out.data();
+    params.lse = out.data() + group * d;
+    kernels::SparseAttention(params);
+    partial.Merge(shape_, piece.token, piece.kv_head, out.data());
     return absl::OkStatus();
   }
 
@@ -274,32 +311,18 @@ class StoreZone final : public ZoneAttention {
     ASSIGN_OR_RETURN(const std::vector<retrieval::Part> parts, Ask(std::move(query)));
     Partial attention;
     attention.Reset(n, shape_);
-    for (const retrieval::Part& part : parts) RETURN_IF_ERROR(MergeAttend(part, n, attention));
+    std::vector<int64_t> seen;
+    RETURN_IF_ERROR(Merge(parts, Want::kAttend, n, seen, attention));
     return attention;
   }
 
-  // The ids of what it selects, without the estimation term; zone_lse, if it is wanted: [n, q_heads].
-  absl::StatusOr<CandidateRows> AskIds(retrieval::Query query, std::vector<float>* zone_lse) const {
+  // The ids of what it selects, without the estimation term.
+  absl::StatusOr<CandidateRows> AskIds(retrieval::Query query, bool measure_mass) const {
     const int64_t n = query.tokens;
     query.want = Want::kIds;
-    query.measure_mass = zone_lse != nullptr;
+    query.measure_mass = measure_mass;
     query.estimate = false;
     ASSIGN_OR_RETURN(std::vector<retrieval::Part> parts, Ask(std::move(query)));
-    if (zone_lse != nullptr) zone_lse->assign(static_cast<size_t>(n) * shape_.q_heads, -INFINITY);
-    std::vector<bool> with_lse(static_cast<size_t>(n) * shape_.kv_heads);
-    for (const retrieval::Part& part : parts) {
-      for (const retrieval::Piece& piece : part.pieces) {
-        RETURN_IF_ERROR(CheckPiece(piece, n, shape_));
-        const auto at = static_cast<size_t>(piece.token * shape_.kv_heads + piece.kv_head.value());
-        // Where a head's rows come in several parts, the first has it.
-        if (zone_lse == nullptr || (with_lse[at] && piece.zone_lse.empty())) continue;
-        with_lse[at] = true;
-        if (static_cast<int32_t>(piece.zone_lse.size()) != shape_.group())
-          return absl::DataLossError(absl::StrCat("reply: zone_lse of ", piece.zone_lse.size()));
-        std::copy(piece.zone_lse.begin(), piece.zone_lse.end(),
-                  zone_lse->begin() + static_cast<int64_t>(at) * shape_.group());
-      }
-    }
     return CandidateRows::Of(std::move(parts), shape_, zone_, n);
   }
 
@@ -381,19 +404,11 @@ class StoreZone final : public ZoneAttention {
     ASSIGN_OR_RETURN(const std::vector<retrieval::Part> parts,
                      Receive(*pending.query, &statistics));
     pending.query.reset();
-    std::vector<int64_t> seen(static_cast<size_t>(n) * shape_.kv_heads, 0);
-    for (const retrieval::Part& part : parts) {
-      statistics.rows_attended += part.statistics.rows;
-      statistics.estimated = estimate_ && !all_rows(layer);
-      if (config_.want == Want::kValues) {
-        RETURN_IF_ERROR(MergeValues(part, n, seen, partial));
-      } else {
-        RETURN_IF_ERROR(MergeAttend(part, n, partial));
-        for (const retrieval::Piece& piece : part.pieces)
-          ++seen[piece.token * shape_.kv_heads + piece.kv_head.value()];
-      }
-    }
     const bool all = all_rows(layer);
+    for (const retrieval::Part& part : parts) statistics.rows_attended += part.statistics.rows;
+    statistics.estimated = estimate_ && !all;
+    std::vector<int64_t> seen;
+    RETURN_IF_ERROR(Merge(parts, config_.want, n, seen, partial));
     for (size_t i = 0; i < seen.size(); ++i) {
       const bool complete = config_.want == Want::kAttend ? seen[i] == 1
                             : all                         ? seen[i] == zone_.rows()
@@ -402,32 +417,6 @@ class StoreZone final : public ZoneAttention {
       return absl::DataLossError(absl::StrCat("reply: layer ", layer.value(), " token ",
                                               i / shape_.kv_heads, " kv_head ", i % shape_.kv_heads,
                                               " is incomplete (", seen[i], ")"));
-    }
-    return absl::OkStatus();
-  }
-
-  // Counts, of each token and head, the V rows.
-  absl::Status MergeValues(const retrieval::Part& part, int64_t n, std::vector<int64_t>& rows_seen,
-                           Partial& partial) const {
-    const int64_t d = shape_.head_dim, group = shape_.group();
-    std::vector<float> out(static_cast<size_t>(group * (d + 1))), scores;
-    for (const retrieval::Piece& piece : part.pieces) {
-      RETURN_IF_ERROR(CheckPiece(piece, n, shape_));
-      const auto rows = static_cast<int64_t>(piece.v.size());
-      if (static_cast<int64_t>(piece.scores.size()) != group * rows) {
-        return absl::DataLossError(absl::StrCat("reply: ", piece.scores.size(), " scores of ",
-                                                group, " q heads for ", rows, " V rows"));
-      }
-      scores = piece.scores;
-      auto params = kernels::OfHeads<kernels::SparseAttentionParams>(shape_);
-      params.v = piece.v.data();
-      params.rows = rows;
-      params.scores = scores.data();
-      params.out = out.data();
-      params.lse = out.data() + group * d;
-      kernels::SparseAttention(params);
-      partial.Merge(shape_, piece.token, piece.kv_head, out.data());
-      rows_seen[piece.token * shape_.kv_heads + piece.kv_head.value()] += rows;
     }
     return absl::OkStatus();
   }
@@ -448,13 +437,12 @@ class StoreZone final : public ZoneAttention {
       return hits;
     }
     if (!measures && !hits_wanted) return hits;
-    std::vector<float> zone_lse;
-    ASSIGN_OR_RETURN(const CandidateRows truth,
-                     AskIds(Make(layer, q, n), measures ? &zone_lse : nullptr));
+    ASSIGN_OR_RETURN(const CandidateRows truth, AskIds(Make(layer, q, n), measures));
     if (hits_wanted) {
       ASSIGN_OR_RETURN(hits, Hits(layer, q, n, pending, truth));
     }
     if (!measures) return hits;
+    ASSIGN_OR_RETURN(const std::vector<float> zone_lse, truth.ZoneLse());
     std::vector<float> rows_lse = zone.lse;
     if (estimate_) {  // zone.lse counts rows that were not attended, too
       retrieval::Query query = Make(layer, q, n);
@@ -489,25 +477,11 @@ class StoreZone final : public ZoneAttention {
       retrieval::Query all = among;
       const int64_t ahead = RowsAhead(layer);
       if (ahead != select::TopKRows(all.selection)) all.selection = select::TopK{ahead};
-      ASSIGN_OR_RETURN(const CandidateRows asked, AskIds(std::move(all), nullptr));
+      ASSIGN_OR_RETURN(const CandidateRows asked, AskIds(std::move(all), false));
       shares(asked, statistics.hit_rate);
     }
-    ASSIGN_OR_RETURN(const CandidateRows chosen, AskIds(std::move(among), nullptr));
+    ASSIGN_OR_RETURN(const CandidateRows chosen, AskIds(std::move(among), false));
     return shares(chosen, statistics.kept_rate);
-  }
-
-  // The error of the output against attention over every row.
-  absl::Status MeasureOutput(Layer layer, const float* q, int64_t n, const Partial& zone,
-                             const Partial& window) {
-    Mean& error = statistics_of(layer).output_error;
-    if (!config_.measure || zone_.rows() == 0 || window.out.empty()) return absl::OkStatus();
-    if (all_rows(layer)) {
-      for (int64_t i = 0; i < n; ++i) error.Add(0);
-      return absl::OkStatus();
-    }
-    ASSIGN_OR_RETURN(const Partial dense, AskAttention(MakeDense(layer, q, n)));
-    AddOutputErrors(window, zone, dense, n, shape_, error);
-    return absl::OkStatus();
   }
 
   // Whether rows that are not selected count through their clusters' summaries; every row is looked at; tokens of a

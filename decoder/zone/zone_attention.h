@@ -41,11 +41,29 @@ struct OpenedContext {
   std::shared_ptr<const HostRows> rows;  // where TakesHostRows and they can be had
 };
 
-class ZoneAttention {
+// What a zone has on every device.
+class Zone {
  public:
-  explicit ZoneAttention(OpenedContext context)
+  explicit Zone(OpenedContext context)
       : context_(std::move(context)), statistics_(StatisticsOf(context_.selections)) {}
-  virtual ~ZoneAttention() = default;
+  virtual ~Zone() = default;
+
+  virtual void set_reading_prompt(bool reading) { reading_prompt_ = reading; }
+  // Gives up what is in flight: the sequence is over or failed.
+  virtual void Cancel() {}
+
+ protected:
+  const OpenedContext context_;
+  const RetrievalConfig& config_ = context_.config;
+  const AttentionShape& shape_ = context_.shape;
+  const RowRange zone_ = context_.zone;
+  bool reading_prompt_ = false;
+  std::vector<LayerStatistics> statistics_;  // [layers]
+};
+
+class ZoneAttention : public Zone {
+ public:
+  using Zone::Zone;
 
   // predicted_q [n, q_heads, head_dim] for `layer`, while the layer before computes.
   virtual absl::Status Prefetch(Layer, const float*, int64_t) { return absl::OkStatus(); }
@@ -65,10 +83,6 @@ class ZoneAttention {
   // before; nothing of the answer is kept or measured.
   virtual std::string batch_key() const { return ""; }
 
-  void set_reading_prompt(bool reading) { reading_prompt_ = reading; }
-  // Gives up what is in flight: the sequence is over or failed.
-  virtual void Cancel() {}
-
   // [layers].
   const std::vector<LayerStatistics>& statistics() const { return statistics_; }
   LayerStatistics& statistics_of(Layer layer) {
@@ -76,15 +90,7 @@ class ZoneAttention {
   }
 
  protected:
-  const OpenedContext context_;
-  const RetrievalConfig& config_ = context_.config;
-  const AttentionShape& shape_ = context_.shape;
-  const RowRange zone_ = context_.zone;
   ThreadPool* const pool_ = context_.pool;
-  bool reading_prompt_ = false;
-
- private:
-  std::vector<LayerStatistics> statistics_;
 };
 
 }  // namespace carrel::decoder

@@ -1,4 +1,4 @@
-#include "decoder/runner/repositioned_attention.h"
+#include "decoder/zone/repositioned_attention.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,6 +7,7 @@
 #include "common/dtype.h"
 #include "common/test_util.h"
 #include "decoder/select/row_selector.h"
+#include "decoder/zone/make_zone.h"
 #include "kernels/layer/rope/rope.h"
 #include "kernels/layer/rope/rope_table.h"
 #include "lab/methods/infinite_hip_selector.h"
@@ -80,13 +81,17 @@ class RepositionedAttentionTest : public testing::TestWithParam<const char*> {
     config_.local = 7;
   }
 
-  auto Make(RowRange zone, std::shared_ptr<const HostRows> rows, ThreadPool& pool) {
-    return RepositionedAttention::Create({.config = config_,
-                                          .selections = LayerSelections(config_, 5, zone.rows()),
-                                          .zone = zone,
-                                          .pool = &pool,
-                                          .rows = std::move(rows)},
-                                         model_);
+  absl::StatusOr<std::unique_ptr<ZoneAttention>> Make(RowRange zone, const Window& window,
+                                                      std::shared_ptr<const HostRows> rows,
+                                                      ThreadPool& pool) {
+    const OpenedContext context = {.config = config_,
+                                   .selections = LayerSelections(config_, 5, zone.rows()),
+                                   .shape = model_.shape,
+                                   .zone = zone,
+                                   .pool = &pool,
+                                   .rows = std::move(rows)};
+    return MakeHostZone(std::get<HostZoneOptions>(config_.zone), context,
+                        *RepositionedAttention::Create(context, model_, window));
   }
   // A context of `tokens` and kNew tokens after it, of one layer; every output against plain loops
   // over the rows that `chosen` names, in order, at consecutive positions.
@@ -95,26 +100,26 @@ class RepositionedAttentionTest : public testing::TestWithParam<const char*> {
     const std::shared_ptr<const HostRows> owned(rows);
     const RowRange zone{config_.sink, tokens - config_.local};
     ThreadPool pool(1);
-    auto attention = Make(zone, owned, pool);
+    Window window(model_.shape);
+    auto attention = Make(zone, window, owned, pool);
     CARREL_ASSERT_OK(attention);
     (*attention)->set_reading_prompt(reading_prompt);
+    Partial partial;
     const std::vector<float> q = RandomNormal(rng_, kNew * 4 * 16),
                              k = RandomNormal(rng_, kNew * 2 * 16, 2.0f),
                              v = RandomNormal(rng_, kNew * 2 * 16);
     std::vector<float> attended(q.size()), again(q.size());
     for (std::vector<float>* out : {&attended, &again}) {
-      (*attention)->StartSequence(0);
+      (*attention)->Cancel();
+      window.Truncate();
       // In two blocks if a prompt is read, token by token otherwise.
       for (int64_t at = 0; at < kNew;) {
         const int64_t n = !reading_prompt ? 1 : std::min<int64_t>(3, kNew - at);
-        model::AttentionInput input;
-        input.layer = layer;
-        input.first_position = tokens + at;
-        input.n = n;
-        input.q = &q[static_cast<size_t>(at * 64)];
-        input.k = &k[static_cast<size_t>(at * 32)];
-        input.v = &v[static_cast<size_t>(at * 32)];
-        CARREL_ASSERT_OK((*attention)->Attend(input, &(*out)[static_cast<size_t>(at * 64)]));
+        const float* const queries = &q[static_cast<size_t>(at * 64)];
+        window.Append(layer, &k[static_cast<size_t>(at * 32)], &v[static_cast<size_t>(at * 32)], n);
+        CARREL_ASSERT_OK((*attention)->Start(layer, queries, n));
+        CARREL_ASSERT_OK((*attention)->Finish(layer, queries, n, partial));
+        std::copy(partial.out.begin(), partial.out.end(), out->begin() + at * 64);
         at += n;
       }
     }

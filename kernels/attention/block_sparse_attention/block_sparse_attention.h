@@ -6,7 +6,7 @@
 //         out[i, h] = sum_r softmax_r(scale * <q[i, h], k[r]>) v[r].
 //         With a table of L positions, row and query of rank r are turned by max(0, r - max(0, T - L)),
 //         each rounded to bf16 (StreamingLLM-style positions; what would be further away than L stands
-//         at the far end, as decoder/runner/repositioned_attention.h has it); token i is of rank
+//         at the far end, as decoder/zone/repositioned_attention.h has it); token i is of rank
 //         T - tokens + i.
 // Source: prefill/sparse_attention.h; FlashAttention-2 with mma.sync (kernels/flash_tile-inl.cuh).
 // Shapes: q, out [layout.n, kv_heads * group, head_dim] bf16; out_exact the same before rounding, f32,

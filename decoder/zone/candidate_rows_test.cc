@@ -1,4 +1,4 @@
-#include "decoder/zone/row_cache.h"
+#include "decoder/zone/candidate_rows.h"
 
 #include <cstring>
 #include <random>

@@ -10,35 +10,38 @@
 //         appendix D on layers. Differs: a layer that attends to all rows of a context longer than
 //         L lets the earliest share a position; the paper has no such layer.
 // Edge:   every row chosen and T <= L: dense attention with the model's own positions.
-// Errors: those of MakeRowSelector.
-// Ownership: keeps the rows.
-// Threads: one caller; the pool shares heads, and tokens where a layer attends to all rows.
+// Errors: Create: a build without the lab.
+// Ownership: keeps the rows; the window outlives it.
+// Threads: any, while nothing is appended to the window.
 // Cost:   turns every key that is scored or attended to: some 50 ns each.
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
-#include "decoder/statistics.h"
+#include "decoder/select/row_selector.h"
+#include "decoder/window/partial.h"
+#include "decoder/window/window.h"
 #include "decoder/zone/zone_attention.h"
 #include "model/config.h"
-#include "model/transformer.h"
 
 namespace carrel::decoder {
 
-class RepositionedAttention : public model::Attention {
+class RepositionedAttention {
  public:
-  // config.zone is HostZoneOptions, config.rope is kInfiniteHip; rows are given and hold the whole context,
-  // keys before RoPE.
+  // context.rows are given and hold the whole context, keys before RoPE. window: everything since the context,
+  // keys before RoPE, and nothing else.
   static absl::StatusOr<std::unique_ptr<RepositionedAttention>> Create(
-      const OpenedContext& context, const model::ModelConfig& model);
+      const OpenedContext& context, const model::ModelConfig& model, const Window& window);
+  virtual ~RepositionedAttention() = default;
 
-  // input's q and k are before RoPE.
-  absl::Status Attend(const model::AttentionInput& input, float* attended) override = 0;
-  virtual void set_reading_prompt(bool reading) = 0;
-  // Forgets everything since the context, and the last `give_up` rows of that.
-  virtual void StartSequence(int64_t give_up) = 0;
-  virtual Statistics statistics() const = 0;
+  // Where keys stand while rows are chosen for the tokens from `first` on, of the n that were appended last.
+  virtual KeyPlacement PlacementOf(Layer layer, int64_t n, int64_t first) const = 0;
+  // Merges the attention of one KV head of one of these, q [n, q_heads, head_dim] before RoPE, to sink, local, new
+  // and the chosen rows of the zone; null: all of them.
+  virtual void Attend(Layer layer, KvHead head, const float* q, int64_t n, int64_t token,
+                      const std::vector<Position>* chosen, Partial& partial) const = 0;
 };
 
 }  // namespace carrel::decoder

@@ -1,4 +1,4 @@
-#include "decoder/zone/output_error.h"
+#include "decoder/zone/quality.h"
 
 #include <algorithm>
 #include <cmath>

@@ -49,18 +49,6 @@ double RefAttend(int64_t rows, int64_t head_dim, Score score, Value value, float
   return total == 0 ? -INFINITY : max + std::log(total);
 }
 
-// The score of the row by which a chunk [begin, end) is represented: split in two, compare the middle rows of
-// the halves, go into the better (the earlier one if equal). score(row, whether it is of the later half).
-template <class Score>
-double RefRepresentative(int64_t begin, int64_t end, const Score& score) {
-  if (end - begin == 1) return score(begin, true);
-  const int64_t middle = (begin + end) / 2;
-  const double earlier = score((begin + middle) / 2, false);
-  const double later = score((middle + end) / 2, true);
-  (later > earlier ? begin : end) = middle;
-  return end - begin == 1 ? std::max(earlier, later) : RefRepresentative(begin, end, score);
-}
-
 // x [head_dim] turned by sign times the angles of a position in a table (block_layout.h), and rounded: the
 // bits of the kernels, each product and sum rounded by itself. As it is without a table.
 template <class Table>

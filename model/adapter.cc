@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "common/checksum.h"
 #include "common/file.h"
@@ -129,10 +128,6 @@ absl::StatusOr<bool> Targeted(const AdapterFields& fields, const std::string& mo
   });
 }
 
-std::string Shape(absl::Span<const int64_t> shape) {
-  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
-}
-
 struct Extent {
   int64_t out, in;
 };
@@ -176,7 +171,7 @@ class AdapterBuilder {
     }
     for (const auto& [name, view] : adapter_->file_.tensors()) {
       if (taken_.count(name) > 0) continue;
-      return Bad(name, absl::StrCat("(", DTypeName(view.dtype), " ", Shape(view.shape),
+      return Bad(name, absl::StrCat("(", DTypeName(view.dtype), " ", ShapeText(view.shape),
                                     ") is of no projection of this model that target_modules of ",
                                     kConfigFile, " names"));
     }
@@ -210,12 +205,11 @@ class AdapterBuilder {
   absl::Status Take(const std::string& name, int64_t out, int64_t in,
                     kernels::WeightMatrix& matrix) {
     const absl::StatusOr<TensorView> view = adapter_->file_.Get(name);
-    const std::string expected = absl::StrCat("f32, f16 or bf16 ", Shape({out, in}));
+    const std::string expected = absl::StrCat("f32, f16 or bf16 ", ShapeText({out, in}));
     if (!view.ok()) return Bad(name, absl::StrCat("is missing; expected ", expected));
-    const bool floating =
-        view->dtype == DType::kF32 || view->dtype == DType::kF16 || view->dtype == DType::kBf16;
-    if (!floating || absl::MakeConstSpan(view->shape) != absl::Span<const int64_t>({out, in})) {
-      return Bad(name, absl::StrCat("is ", DTypeName(view->dtype), " ", Shape(view->shape),
+    if (!view->floating() ||
+        absl::MakeConstSpan(view->shape) != absl::Span<const int64_t>({out, in})) {
+      return Bad(name, absl::StrCat("is ", DTypeName(view->dtype), " ", ShapeText(view->shape),
                                     ", expected ", expected));
     }
     matrix.data = view->bytes.data();
@@ -232,7 +226,7 @@ class AdapterBuilder {
     all.Update(absl::StrCat("scale ", fields_.scale, "\n"));
     for (const auto& [name, view] : adapter_->file_.tensors()) {
       all.Update(absl::StrCat(name.size(), " ", name, " ", DTypeName(view.dtype), " ",
-                              Shape(view.shape), " ", Sha256Hex(view.bytes), "\n"));
+                              ShapeText(view.shape), " ", Sha256Hex(view.bytes), "\n"));
     }
     return all.FinishHex();
   }

@@ -249,6 +249,10 @@ absl::StatusOr<ShardIndex> ReadIndex(const std::string& path) {
 
 }  // namespace
 
+std::string ShapeText(absl::Span<const int64_t> shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
 int64_t TensorView::elements() const {
   return static_cast<int64_t>(bytes.size()) / DTypeBytes(dtype);
 }

@@ -28,7 +28,13 @@ struct TensorView {
   std::vector<int64_t> shape;
   absl::string_view bytes;   // row-major, little-endian, maybe unaligned
   int64_t elements() const;  // the product of shape, which the reader has checked against bytes
+  bool floating() const {
+    return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBf16;
+  }
 };
+
+// As messages and digests have it.
+std::string ShapeText(absl::Span<const int64_t> shape);
 
 class Safetensors {
  public:

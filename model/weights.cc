@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_join.h"
 #include "common/checksum.h"
 #include "common/shown.h"
 #include "common/status.h"
@@ -13,14 +12,6 @@
 
 namespace carrel::model {
 namespace {
-
-bool IsFloating(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBf16;
-}
-
-std::string Shape(absl::Span<const int64_t> shape) {
-  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
-}
 
 // Tables that older checkpoints store and that follow from the config.
 bool CarriesNothing(absl::string_view name) { return absl::EndsWith(name, ".rotary_emb.inv_freq"); }
@@ -57,11 +48,11 @@ class WeightsBuilder {
   absl::StatusOr<TensorView> Take(const std::string& name, absl::Span<const int64_t> shape) {
     absl::StatusOr<TensorView> view = weights_->checkpoint().Get(name);
     if (!view.ok()) {
-      return Bad(name, absl::StrCat("is missing; expected f32, f16 or bf16 ", Shape(shape)));
+      return Bad(name, absl::StrCat("is missing; expected f32, f16 or bf16 ", ShapeText(shape)));
     }
-    if (!IsFloating(view->dtype) || absl::MakeConstSpan(view->shape) != shape) {
-      return Bad(name, absl::StrCat("is ", DTypeName(view->dtype), " ", Shape(view->shape),
-                                    ", expected f32, f16 or bf16 ", Shape(shape)));
+    if (!view->floating() || absl::MakeConstSpan(view->shape) != shape) {
+      return Bad(name, absl::StrCat("is ", DTypeName(view->dtype), " ", ShapeText(view->shape),
+                                    ", expected f32, f16 or bf16 ", ShapeText(shape)));
     }
     taken_.insert(name);
     return view;
@@ -95,8 +86,8 @@ class WeightsBuilder {
                           Matrix& matrix) {
     if (blocks.out != matrix.out || blocks.in != matrix.in) {
       return Bad(name, absl::StrCat("is ", kernels::TraitsOf(blocks.type).name, " ",
-                                    Shape({blocks.out, blocks.in}), ", expected ",
-                                    Shape({matrix.out, matrix.in})));
+                                    ShapeText({blocks.out, blocks.in}), ", expected ",
+                                    ShapeText({matrix.out, matrix.in})));
     }
     matrix.blocks = blocks;
     taken_.insert(name);
@@ -195,14 +186,14 @@ class WeightsBuilder {
   absl::Status RefuseLeftovers() const {
     for (const auto& [name, view] : weights_->checkpoint().tensors()) {
       if (taken_.count(name) == 0 && !CarriesNothing(name)) {
-        return Bad(name, absl::StrCat("(", DTypeName(view.dtype), " ", Shape(view.shape),
+        return Bad(name, absl::StrCat("(", DTypeName(view.dtype), " ", ShapeText(view.shape),
                                       ") is not part of the model that config.json describes"));
       }
     }
     for (const auto& [name, blocks] : weights_->source_.blocks) {
       if (taken_.count(name) == 0) {
         return Bad(name, absl::StrCat("(", kernels::TraitsOf(blocks.type).name, " ",
-                                      Shape({blocks.out, blocks.in}),
+                                      ShapeText({blocks.out, blocks.in}),
                                       ") is not part of the model that the metadata describe"));
       }
     }
@@ -265,7 +256,7 @@ std::string WeightsSha256(const Weights& weights, ThreadPool* pool, const Digest
   for (size_t i = 0; i < tensors.size(); ++i) {
     const StoredTensor& tensor = tensors[i];
     all.Update(absl::StrCat(tensor.name.size(), " ", tensor.name, " ", tensor.type, " ",
-                            Shape(tensor.shape), " ", digests[i], "\n"));
+                            ShapeText(tensor.shape), " ", digests[i], "\n"));
   }
   return all.FinishHex();
 }

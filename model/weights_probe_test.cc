@@ -376,13 +376,10 @@ TEST(WeightsProbeTest, DamagedProbe_IsDataLoss) {
 class FakeTokenizer : public Tokenizer {
  public:
   explicit FakeTokenizer(std::string last) : last_(std::move(last)) {}
-  absl::StatusOr<std::string> Decode(absl::Span<const TokenId> ids, bool) const override {
-    std::string text;
-    for (const TokenId id : ids) {
-      if (id == 7) return absl::InvalidArgumentError("unused");
-      absl::StrAppend(&text, id == 99 ? last_ : absl::StrCat("<", id, ">"));
-    }
-    return text;
+  absl::Status DecodeNext(TokenId id, bool, DecodeState*, std::string* text) const override {
+    if (id == 7) return absl::InvalidArgumentError("unused");
+    absl::StrAppend(text, id == 99 ? last_ : absl::StrCat("<", id, ">"));
+    return absl::OkStatus();
   }
   int64_t vocab_size() const override { return 100; }
 

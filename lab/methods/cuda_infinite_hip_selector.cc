@@ -42,8 +42,7 @@ std::vector<Stage> PlanLayer(const InfiniteHipConfig& config, const CudaZoneShap
     const InfiniteHipStage& from = config.stages[i];
     Stage stage;
     stage.number = static_cast<int64_t>(i);
-    // A later stage can only keep what an earlier one let through.
-    stage.wanted = std::max(from.multiple > 0 ? from.multiple * budget : from.survivors, budget);
+    stage.wanted = from.Wanted(budget);
     if (most_rows <= stage.wanted) continue;
     stage.chunk = from.chunk;
     while (stage.chunk > stage.wanted) stage.chunk /= 2;

@@ -39,7 +39,6 @@ class HipSelector final : public RowSelector {
       : config_(config),
         shape_(shape),
         zone_(zone),
-        blocks_((zone.rows() + config.block_k - 1) / config.block_k),
         rows_(rows),
         cached_(static_cast<size_t>(shape.layers) * shape.kv_heads) {}
 
@@ -82,46 +81,20 @@ class HipSelector final : public RowSelector {
     return std::clamp(moved, branch.begin, branch.end - 1);
   }
 
-  RowRange RowsOf(int64_t block) const {
-    const Position begin = zone_.begin + block * config_.block_k;
-    return {begin, std::min(zone_.end, begin + config_.block_k)};
-  }
-
   void Descend(const SelectRequest& request, int64_t wanted, int64_t member,
                std::map<int64_t, Vote>& votes, SelectedRows& selection) const {
     const auto choose = [&](RowRange branch, int64_t round, int64_t number) {
       return Representative(request, branch, member, round, number);
     };
-    const auto score = [&](absl::Span<const kernels::ChunkProbe> blocks,
-                           std::vector<float>& scores) {
-      ScoreBlocks(request, blocks, scores, selection);
+    const auto score = [&](absl::Span<const kernels::ChunkProbe> keys, std::vector<float>& scores) {
+      ScoreProbes(request, rows_.At(request.layer, request.head), shape_.head_dim, keys, scores,
+                  selection);
     };
-    for (const kernels::ScoredBlock& found : kernels::HalveChunks(blocks_, wanted, choose, score)) {
+    for (const kernels::ScoredBlock& found :
+         kernels::HalveChunks(zone_, config_.block_k, wanted, choose, score)) {
       Vote& vote = votes[found.block];
       vote.score = vote.votes == 0 ? found.score : std::max(vote.score, found.score);
       ++vote.votes;
-    }
-  }
-
-  // A block scores as the best of its keys.
-  void ScoreBlocks(const SelectRequest& request, absl::Span<const kernels::ChunkProbe> blocks,
-                   std::vector<float>& scores, SelectedRows& selection) const {
-    std::vector<kernels::ChunkProbe> keys;
-    std::vector<size_t> ends;
-    for (const kernels::ChunkProbe& block : blocks) {
-      const RowRange rows = RowsOf(block.row);
-      for (Position row = rows.begin; row < rows.end; ++row) {
-        keys.push_back({row, block.chunks_back, block.right});
-      }
-      ends.push_back(keys.size());
-    }
-    std::vector<float> of_keys;
-    ScoreProbes(request, rows_.At(request.layer, request.head), shape_.head_dim, keys, of_keys,
-                selection);
-    for (size_t i = 0; i < blocks.size(); ++i) {
-      const size_t begin = i == 0 ? 0 : ends[i - 1];
-      scores[i] = *std::max_element(of_keys.begin() + static_cast<int64_t>(begin),
-                                    of_keys.begin() + static_cast<int64_t>(ends[i]));
     }
   }
 
@@ -147,7 +120,7 @@ class HipSelector final : public RowSelector {
               std::vector<Position>& rows) const {
     rows.clear();
     for (const int64_t block : blocks) {
-      RowRange range = RowsOf(block);
+      RowRange range = kernels::RowsOfBlock(zone_, config_.block_k, block);
       if (config_.widen > config_.block_k) {
         const int64_t window = (range.begin - zone_.begin) / config_.widen;
         range.begin = zone_.begin + window * config_.widen;
@@ -163,7 +136,6 @@ class HipSelector final : public RowSelector {
   const HipConfig config_;
   const AttentionShape shape_;
   const RowRange zone_;
-  const int64_t blocks_;
   const HostRows& rows_;
   std::vector<std::vector<Position>> cached_;  // [layers, kv_heads]
 };

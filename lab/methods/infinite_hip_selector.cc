@@ -58,12 +58,8 @@ class InfiniteHipSelector final : public RowSelector {
   std::vector<RowRange> Prune(const SelectRequest& request, const InfiniteHipStage& stage,
                               const std::vector<RowRange>& candidates,
                               SelectedRows& selection) const {
-    int64_t wanted = stage.survivors;
-    if (stage.multiple > 0) wanted = stage.multiple * request.budget;
-    // A later stage can only keep what an earlier one let through.
-    wanted = std::max(wanted, request.budget);
     return kernels::KeepBestChunks(
-        candidates, stage.chunk, wanted,
+        candidates, stage.chunk, stage.Wanted(request.budget),
         [&](absl::Span<const kernels::ChunkProbe> probes, std::vector<float>& scores) {
           ScoreProbes(request, rows_.At(request.layer, request.head), shape_.head_dim, probes,
                       scores, selection);

@@ -14,6 +14,7 @@
 // Cost:   2 log2(l_i) keys per chunk and stage; the first stage is linear in the zone.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -25,6 +26,11 @@ struct InfiniteHipStage {
   int64_t multiple = 0;   // if > 0: survivors = multiple * budget instead; 1 in the last stage
   int64_t refresh = 1;    // generated tokens per evaluation; a stage before it that is evaluated
                           // brings this one along
+
+  // A later stage can only keep what an earlier one let through.
+  int64_t Wanted(int64_t budget) const {
+    return std::max(multiple > 0 ? multiple * budget : survivors, budget);
+  }
 };
 // infinitehip:preset=default|fast|flash,survivors=published|scaled,block_q=,mask=kv-head|q-head
 //   scaled: 16, 4 and 1 times the budget, the published ratio, instead of 32k, 8k and the budget

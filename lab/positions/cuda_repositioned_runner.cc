@@ -53,9 +53,7 @@ struct Stage {
 std::vector<Stage> StagesOf(const InfiniteHipConfig& config, int64_t budget) {
   std::vector<Stage> stages;
   for (const InfiniteHipStage& stage : config.stages) {
-    // A later stage can only keep what an earlier one let through.
-    const int64_t survivors = stage.multiple > 0 ? stage.multiple * budget : stage.survivors;
-    const int64_t wanted = std::max(survivors, budget);
+    const int64_t wanted = stage.Wanted(budget);
     int64_t chunk = stage.chunk;
     while (chunk > wanted) chunk /= 2;
     stages.push_back({chunk, wanted, stage.refresh});

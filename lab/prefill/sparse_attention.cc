@@ -137,36 +137,11 @@ std::vector<RowRange> SparseAttention::Choose(const model::AttentionInput& input
     return kept;
   }
   const int64_t block_k = config_.block_k;
-  const auto rows_of = [&](int64_t i) {
-    const Position begin = candidates.begin + i * block_k;
-    return RowRange{begin, std::min(candidates.end, begin + block_k)};
-  };
-  std::vector<kernels::ChunkProbe> rows;
-  std::vector<float> of_rows;
-  const auto score_blocks = [&](absl::Span<const kernels::ChunkProbe> blocks,
-                                std::vector<float>& scores) {
-    rows.clear();
-    for (const kernels::ChunkProbe& one : blocks) {
-      const RowRange range = rows_of(one.row);
-      for (Position row = range.begin; row < range.end; ++row) {
-        rows.push_back({row, one.chunks_back, one.right});
-      }
-    }
-    of_rows.resize(rows.size());
-    score(rows, of_rows);
-    size_t at = 0;
-    for (size_t i = 0; i < blocks.size(); ++i) {
-      const auto of_block = static_cast<size_t>(rows_of(blocks[i].row).rows());
-      scores[i] = *std::max_element(&of_rows[at], &of_rows[at] + of_block);
-      at += of_block;
-    }
-  };
   std::vector<RowRange> kept;
-  const int64_t blocks = (candidates.rows() + block_k - 1) / block_k;
   for (const kernels::ScoredBlock& found :
-       kernels::HalveChunks(blocks, std::max<int64_t>(1, config_.rows / block_k),
-                            kernels::MiddleBlock, score_blocks)) {
-    kept.push_back(rows_of(found.block));
+       kernels::HalveChunks(candidates, block_k, std::max<int64_t>(1, config_.rows / block_k),
+                            kernels::MiddleBlock, score)) {
+    kept.push_back(kernels::RowsOfBlock(candidates, block_k, found.block));
   }
   return kept;
 }

@@ -87,14 +87,6 @@ class BpeTokenizer final : public Tokenizer {
     return std::move(work.ids);
   }
 
-  absl::StatusOr<std::string> Decode(absl::Span<const TokenId> ids,
-                                     bool skip_special) const override {
-    std::string text;
-    DecodeState state;
-    for (const TokenId id : ids) RETURN_IF_ERROR(DecodeNext(id, skip_special, &state, &text));
-    return text;
-  }
-
   absl::Status DecodeNext(TokenId id, bool skip_special, DecodeState* state,
                           std::string* text) const override {
     if (id < 0 || id >= vocab_size() || !tokens_[static_cast<size_t>(id)].used) {

@@ -61,14 +61,6 @@ class SentencePieceTokenizer final : public Tokenizer {
     return ids;
   }
 
-  absl::StatusOr<std::string> Decode(absl::Span<const TokenId> ids,
-                                     bool skip_special) const override {
-    std::string text;
-    DecodeState state;
-    for (const TokenId id : ids) RETURN_IF_ERROR(DecodeNext(id, skip_special, &state, &text));
-    return text;
-  }
-
   // The library drops the space of the first piece if encoding puts one there, and those of all
   // pieces before the first visible character if encoding removes surplus white space.
   absl::Status DecodeNext(TokenId id, bool skip_special, DecodeState* state,

@@ -13,12 +13,12 @@
 
 namespace carrel::model {
 
-absl::Status Tokenizer::DecodeNext(TokenId id, bool skip_special, DecodeState* state,
-                                   std::string* text) const {
-  ASSIGN_OR_RETURN(const std::string bytes, Decode({id}, skip_special));
-  text->append(bytes);
-  if (!bytes.empty()) state->at_start = false;
-  return absl::OkStatus();
+absl::StatusOr<std::string> Tokenizer::Decode(absl::Span<const TokenId> ids,
+                                              bool skip_special) const {
+  std::string text;
+  DecodeState state;
+  for (const TokenId id : ids) RETURN_IF_ERROR(DecodeNext(id, skip_special, &state, &text));
+  return text;
 }
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& model_dir) {

@@ -50,8 +50,7 @@ class Tokenizer {
   // The bytes of the whole sequence, byte-exact: tokens that are parts of a character give its
   // bytes, valid together or not. Special tokens are left out if skip_special. SentencePiece drops
   // the space that encoding put before the text. An id outside the vocabulary is InvalidArgument.
-  virtual absl::StatusOr<std::string> Decode(absl::Span<const TokenId> ids,
-                                             bool skip_special) const = 0;
+  absl::StatusOr<std::string> Decode(absl::Span<const TokenId> ids, bool skip_special) const;
 
   // Where a sequence stands while it is decoded token by token.
   struct DecodeState {
@@ -59,9 +58,9 @@ class Tokenizer {
   };
 
   // Appends to *text what the next token adds to the sequence: Decode one token at a time. On an
-  // error nothing changes. The default is for tokens that mean the same bytes everywhere.
+  // error nothing changes.
   virtual absl::Status DecodeNext(TokenId id, bool skip_special, DecodeState* state,
-                                  std::string* text) const;
+                                  std::string* text) const = 0;
 
   // One more than the largest id. Ids below it may be unused.
   virtual int64_t vocab_size() const = 0;

@@ -64,13 +64,13 @@ constexpr Room kRooms[] = {
 
     // Of kernels every operation is a room, and all may include what lies beside the groups ("shared").
     {"kernels", "shared", "", "rows/packed_rows"},
-    {"kernels", "select/block_prune", "", "select/topk"},
+    {"kernels", "select/block_prune", "", "select/chunk_prune"},
     {"kernels", "select/bounded_topk", "", "score/group_score select/topk"},
     {"kernels", "select/chunk_prune", "", "select/topk"},
     {"kernels", "encode/code_encode", "", "score/code_score"},
     {"kernels", "score/block_hamming", "", "score/code_score"},
-    {"kernels", "select/hip_select", "", "select/topk"},
-    {"kernels", "select/infinitehip_stage", "", "select/topk"},
+    {"kernels", "select/hip_select", "", "select/chunk_prune"},
+    {"kernels", "select/infinitehip_stage", "", "select/chunk_prune"},
     {"kernels", "select/topk", "", "select/sort_words"},
     {"kernels", "layer/quantized_linear", "", "layer/dequantize layer/linear"},
     {"kernels", "encode/query_drift", "", "layer/rope"},

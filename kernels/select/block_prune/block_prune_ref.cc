@@ -1,57 +1,8 @@
 #include "kernels/reference.h"
 #include "kernels/select/block_prune/block_prune.h"
-#include "kernels/select/topk/topk.h"
+#include "kernels/select/chunk_prune/chunk_prune.h"
 
 namespace carrel::kernels {
-namespace {
-
-struct Range {
-  int64_t begin, end;
-  int64_t rows() const { return end - begin; }
-};
-
-class Unit {
- public:
-  Unit(const BlockPruneParams& p, int64_t unit)
-      : p_(p),
-        unit_(unit),
-        k_(p.kv.k + unit % p.kv_heads * p.kv.row_stride * p.head_dim),
-        block_(unit / p.kv_heads) {}
-
-  std::vector<Range> Stretches() const {
-    const ChosenRowsHead& head = p_.in.heads[unit_];
-    std::vector<Range> stretches;
-    for (int64_t i = 0, left = head.rows; i < head.count; ++i) {
-      const int64_t begin = p_.in.begins[unit_ * p_.in.stride + i];
-      const int64_t rows = std::min<int64_t>(left, head.length);
-      stretches.push_back({begin, begin + rows});
-      left -= rows;
-    }
-    return stretches;
-  }
-
-  // Of a chunk that stands `back` chunks before the last.
-  float Representative(Range chunk, int64_t back) const {
-    const int64_t nearest = p_.layout.first(block_) - p_.layout.zone_end(block_) + 1;
-    const int64_t d = p_.head_dim;
-    const auto score = [&](int64_t row, bool later) {
-      const std::vector<float> key = RefTurned(k_ + row * d, d, p_.table, nearest + back, -1);
-      const uint16_t* queries = later || p_.left == nullptr ? p_.right : p_.left;
-      return static_cast<float>(
-          RefBestDot(queries + unit_ * p_.queries * d, p_.queries, key.data(), d));
-    };
-    return static_cast<float>(RefRepresentative(chunk.begin, chunk.end, score));
-  }
-
- private:
-  const BlockPruneParams& p_;
-  const int64_t unit_;
-  const uint16_t* const k_;
-  const int64_t block_;
-};
-
-}  // namespace
-
 void RefGatherBlockQueries(const BlockQueriesParams& p) {
   const int64_t queries = BlockQueries(p.layout.block_q, p.stride_q, p.group);
   for (int64_t unit = 0; unit < p.layout.blocks() * p.kv_heads; ++unit) {
@@ -86,34 +37,38 @@ void RefStartBlockPrune(const BlockLayout& layout, int64_t kv_heads, const Chose
 }
 
 void RefBlockPrune(const BlockPruneParams& p) {
-  for (int64_t number = 0; number < p.layout.blocks() * p.kv_heads; ++number) {
-    const Unit unit(p, number);
-    const ChosenRowsHead& head = p.in.heads[number];
-    int32_t* const out = p.out.begins + number * p.out.stride;
+  for (int64_t unit = 0; unit < p.layout.blocks() * p.kv_heads; ++unit) {
+    const ChosenRowsHead& head = p.in.heads[unit];
+    const int32_t* const begins = p.in.begins + unit * p.in.stride;
+    int32_t* const out = p.out.begins + unit * p.out.stride;
     if (head.rows <= p.wanted) {
-      std::copy_n(p.in.begins + number * p.in.stride, head.count, out);
-      p.out.heads[number] = head;
+      std::copy_n(begins, head.count, out);
+      p.out.heads[unit] = head;
       continue;
     }
-    std::vector<Range> chunks;
-    for (const Range& stretch : unit.Stretches()) {
-      for (int64_t at = stretch.begin; at < stretch.end; at += p.chunk) {
-        chunks.push_back({at, std::min(stretch.end, at + p.chunk)});
+    std::vector<RowRange> stretches;
+    for (int64_t i = 0, left = head.rows; i < head.count; left -= stretches[i++].rows()) {
+      stretches.push_back({begins[i], begins[i] + std::min<int64_t>(left, head.length)});
+    }
+    const int64_t block = unit / p.kv_heads, d = p.head_dim;
+    const int64_t nearest = p.layout.first(block) - p.layout.zone_end(block) + 1;
+    const Bf16* const k = p.kv.k + unit % p.kv_heads * p.kv.row_stride * d;
+    const auto score = [&](absl::Span<const ChunkProbe> probes, std::vector<float>& scores) {
+      for (size_t i = 0; i < probes.size(); ++i) {
+        const ChunkProbe& probe = probes[i];
+        const std::vector<float> key =
+            RefTurned(k + probe.row * d, d, p.table, nearest + probe.chunks_back, -1);
+        const Bf16* const queries = probe.right || p.left == nullptr ? p.right : p.left;
+        scores[i] = static_cast<float>(
+            RefBestDot(queries + unit * p.queries * d, p.queries, key.data(), d));
       }
+    };
+    int32_t count = 0, rows = 0;
+    for (const RowRange& chunk : KeepBestChunks(stretches, p.chunk, p.wanted, score)) {
+      out[count++] = static_cast<int32_t>(chunk.begin);
+      rows += static_cast<int32_t>(chunk.rows());
     }
-    std::vector<float> scores;
-    for (size_t i = 0; i < chunks.size(); ++i) {
-      scores.push_back(unit.Representative(chunks[i], static_cast<int64_t>(chunks.size() - 1 - i)));
-    }
-    const std::vector<int64_t> best = RefBestIndices(scores, p.wanted / p.chunk);
-    int64_t rows = 0;
-    for (size_t i = 0; i < best.size(); ++i) {
-      const Range& chunk = chunks[static_cast<size_t>(best[i])];
-      out[i] = static_cast<int32_t>(chunk.begin);
-      rows += chunk.rows();
-    }
-    p.out.heads[number] = {static_cast<int32_t>(best.size()), static_cast<int32_t>(p.chunk),
-                           static_cast<int32_t>(rows)};
+    p.out.heads[unit] = {count, static_cast<int32_t>(p.chunk), rows};
   }
 }
 

@@ -74,20 +74,22 @@ std::vector<RowRange> KeepBestChunks(const std::vector<RowRange>& candidates, in
   return kept;
 }
 
-std::vector<ScoredBlock> HalveChunks(int64_t blocks, int64_t wanted, ChooseBlock choose,
-                                     ScoreProbes score) {
+std::vector<ScoredBlock> HalveChunks(RowRange zone, int64_t block_rows, int64_t wanted,
+                                     ChooseBlock choose, ScoreProbes score) {
+  const int64_t blocks = (zone.rows() + block_rows - 1) / block_rows;
   const int64_t chunks = std::min(wanted, blocks);
   std::vector<RowRange> kept, branches;  // of blocks
   for (int64_t i = 0; i < chunks; ++i) {
     kept.push_back({i * blocks / chunks, (i + 1) * blocks / chunks});
   }
-  std::vector<float> scores(kept.size(), 0.0f), best;
+  std::vector<float> scores(kept.size(), 0.0f), best, of_keys;
   std::vector<ChunkProbe> probes;
   const auto splits = [](const RowRange& branch) { return branch.rows() > 1; };
   for (int64_t round = 0; std::any_of(kept.begin(), kept.end(), splits); ++round) {
     branches.clear();
     probes.clear();
     std::vector<bool> later;  // of the two halves
+    std::vector<size_t> ends;
     for (const RowRange& branch : kept) {
       const int64_t middle = (branch.begin + branch.end) / 2;
       if (splits(branch)) branches.push_back({branch.begin, middle});
@@ -98,10 +100,18 @@ std::vector<ScoredBlock> HalveChunks(int64_t blocks, int64_t wanted, ChooseBlock
     const auto count = static_cast<int64_t>(branches.size());
     for (int64_t i = 0; i < count; ++i) {
       const auto at = static_cast<size_t>(i);
-      probes.push_back({choose(branches[at], round, i), count - 1 - i, later[at]});
+      const RowRange rows = RowsOfBlock(zone, block_rows, choose(branches[at], round, i));
+      for (Position row = rows.begin; row < rows.end; ++row) {
+        probes.push_back({row, count - 1 - i, later[at]});
+      }
+      ends.push_back(probes.size());
     }
-    scores.resize(probes.size());
-    score(probes, scores);
+    of_keys.resize(probes.size());
+    score(probes, of_keys);
+    scores.clear();
+    for (size_t i = 0, begin = 0; i < ends.size(); begin = ends[i++]) {
+      scores.push_back(*std::max_element(&of_keys[begin], of_keys.data() + ends[i]));
+    }
     kept.clear();
     best.clear();
     for (const int64_t i : BestIndices(scores, wanted)) {

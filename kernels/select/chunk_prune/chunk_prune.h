@@ -4,9 +4,9 @@
 // Math:   KeepBestChunks: candidates are cut into chunks of `chunk` rows; in each a descent picks a
 //         representative (split in two, compare the middle keys of the halves, go into the better,
 //         until one row is left); the wanted / chunk chunks with the best representatives stay.
-//         HalveChunks: blocks [0, n) are cut into C = min(n, wanted) equal chunks; each round
-//         splits every chunk in two, scores each branch by one of its blocks and keeps the best C;
-//         it ends when branches are blocks.
+//         HalveChunks: the n blocks of `block_rows` rows of a zone are cut into C = min(n, wanted) equal
+//         chunks; each round splits every chunk in two, scores each branch by the best key of one of its
+//         blocks and keeps the best C; it ends when branches are blocks.
 // Source: KeepBestChunks: InfiniteHiP, section 3 and algorithms 2 to 4 (docs/methods.md).
 //         HalveChunks: HiP, section 3 and algorithm 1 (docs/methods.md).
 // Shapes: ranges are ascending and disjoint; so are the ranges that stay.
@@ -16,6 +16,7 @@
 // Cost:   KeepBestChunks: 2 log2(chunk) probes per chunk. HalveChunks: 2 C log2(n / C) probes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -26,7 +27,7 @@
 namespace carrel::kernels {
 
 struct ChunkProbe {
-  Position row = 0;         // HalveChunks: a block
+  Position row = 0;
   int64_t chunks_back = 0;  // chunks from this one to the last candidate: the last has 0
   bool right = false;       // of the two halves that are compared, the later one
 };
@@ -49,8 +50,13 @@ inline int64_t MiddleBlock(RowRange branch, int64_t, int64_t) {
   return (branch.begin + branch.end) / 2;
 }
 
-// By block, ascending.
-std::vector<ScoredBlock> HalveChunks(int64_t blocks, int64_t wanted, ChooseBlock choose,
-                                     ScoreProbes score);
+inline RowRange RowsOfBlock(RowRange zone, int64_t block_rows, int64_t block) {
+  const Position begin = zone.begin + block * block_rows;
+  return {begin, std::min(zone.end, begin + block_rows)};
+}
+
+// By block, ascending. score: of all rows of the blocks that stand for branches.
+std::vector<ScoredBlock> HalveChunks(RowRange zone, int64_t block_rows, int64_t wanted,
+                                     ChooseBlock choose, ScoreProbes score);
 
 }  // namespace carrel::kernels

@@ -53,7 +53,7 @@ TEST_F(ChunkPruneTest, RandomSizes_KeepAscendingRowsWithinWhatIsWanted) {
     EXPECT_LE(Rows(kept), wanted);
     EXPECT_GE(Rows(kept), 1);
     std::vector<RowRange> halved;
-    for (const ScoredBlock& block : HalveChunks(rows.end, wanted, MiddleBlock, of_blocks)) {
+    for (const ScoredBlock& block : HalveChunks({0, rows.end}, 1, wanted, MiddleBlock, of_blocks)) {
       halved.push_back({block.block, block.block + 1});
       if (rows.end > wanted) {
         EXPECT_EQ(block.score, value[static_cast<size_t>(block.block)]);
@@ -101,7 +101,7 @@ TEST_F(ChunkPruneTest, OneHill_IsFound) {
     const std::vector<RowRange> kept = KeepBestChunks({{0, 4096}}, 64, 64, score);
     ASSERT_EQ(kept.size(), 1u);
     EXPECT_TRUE(kept[0].begin <= top && top < kept[0].end) << top;
-    const std::vector<ScoredBlock> halved = HalveChunks(4096, 4, MiddleBlock, score);
+    const std::vector<ScoredBlock> halved = HalveChunks({0, 4096}, 1, 4, MiddleBlock, score);
     EXPECT_TRUE(std::any_of(halved.begin(), halved.end(), [&](const ScoredBlock& b) {
       return b.block == top;
     })) << top;

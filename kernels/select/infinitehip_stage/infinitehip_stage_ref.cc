@@ -1,59 +1,35 @@
 #include "kernels/reference.h"
+#include "kernels/select/chunk_prune/chunk_prune.h"
 #include "kernels/select/infinitehip_stage/infinitehip_stage.h"
-#include "kernels/select/topk/topk.h"
 
 namespace carrel::kernels {
-namespace {
-
-using Range = InfiniteHipRange;
-
-std::vector<Range> Prune(const InfiniteHipStageParams& p, int64_t head,
-                         const std::vector<Range>& ranges) {
-  int64_t rows = 0;
-  std::vector<Range> chunks;
-  for (const Range& range : ranges) {
-    rows += range.end - range.begin;
-    for (int64_t at = range.begin; at < range.end; at += p.chunk) {
-      chunks.push_back({static_cast<int32_t>(at),
-                        static_cast<int32_t>(std::min<int64_t>(range.end, at + p.chunk))});
-    }
-  }
-  if (rows <= p.wanted) return ranges;
-  const Bf16* const q = p.q + head * p.group * p.head_dim;
-  const Bf16* const k = p.kv.k + head * p.kv.row_stride * p.head_dim;
-  const auto score = [&](int64_t row, bool) {
-    return RefBestDot(q, p.group, k + row * p.head_dim, p.head_dim);
-  };
-  std::vector<float> scores;
-  for (const Range& chunk : chunks) {
-    scores.push_back(static_cast<float>(RefRepresentative(chunk.begin, chunk.end, score)));
-  }
-  std::vector<Range> kept;
-  for (const int64_t i : RefBestIndices(scores, p.wanted / p.chunk)) {
-    kept.push_back(chunks[static_cast<size_t>(i)]);
-  }
-  return kept;
-}
-
-}  // namespace
 
 void RefInfiniteHipStage(const InfiniteHipStageParams& p) {
   for (int64_t head = 0; head < p.kv_heads && p.rows > 0; ++head) {
-    std::vector<Range> ranges = {{0, static_cast<int32_t>(p.rows)}};
-    if (p.in != nullptr) {
-      ranges.assign(p.in + head * p.in_stride, p.in + head * p.in_stride + p.in_count[head]);
+    std::vector<RowRange> ranges;
+    if (p.in == nullptr) ranges.push_back({0, p.rows});
+    for (int32_t i = 0; p.in != nullptr && i < p.in_count[head]; ++i) {
+      const InfiniteHipRange& range = p.in[head * p.in_stride + i];
+      ranges.push_back({range.begin, range.end});
     }
-    const std::vector<Range> kept = Prune(p, head, ranges);
-    std::copy(kept.begin(), kept.end(), p.out + head * p.out_stride);
-    p.out_count[head] = static_cast<int32_t>(kept.size());
-    if (p.ids == nullptr) continue;
-    int32_t count = 0;
-    for (const Range& range : kept) {
-      for (int32_t row = range.begin; row < range.end; ++row) {
-        p.ids[head * p.ids_stride + count++] = row;
+    const Bf16* const q = p.q + head * p.group * p.head_dim;
+    const Bf16* const k = p.kv.k + head * p.kv.row_stride * p.head_dim;
+    const auto score = [&](absl::Span<const ChunkProbe> probes, std::vector<float>& scores) {
+      for (size_t i = 0; i < probes.size(); ++i) {
+        scores[i] =
+            static_cast<float>(RefBestDot(q, p.group, k + probes[i].row * p.head_dim, p.head_dim));
+      }
+    };
+    int32_t kept = 0, rows = 0;
+    for (const RowRange& range : KeepBestChunks(ranges, p.chunk, p.wanted, score)) {
+      p.out[head * p.out_stride + kept++] = {static_cast<int32_t>(range.begin),
+                                             static_cast<int32_t>(range.end)};
+      for (Position row = range.begin; p.ids != nullptr && row < range.end; ++row) {
+        p.ids[head * p.ids_stride + rows++] = static_cast<int32_t>(row);
       }
     }
-    p.row_count[head] = count;
+    p.out_count[head] = kept;
+    if (p.ids != nullptr) p.row_count[head] = rows;
   }
 }
 

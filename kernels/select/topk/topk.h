@@ -26,6 +26,5 @@ float KthLargest(const float* scores, int64_t n, int64_t k);
 
 // Indices of the k largest by the same order, ascending. k >= scores.size(): all.
 std::vector<int64_t> BestIndices(const std::vector<float>& scores, int64_t k);
-std::vector<int64_t> RefBestIndices(const std::vector<float>& scores, int64_t k);
 
 }  // namespace carrel::kernels

@@ -17,12 +17,4 @@ int64_t RefTopK(const float* scores, int64_t n, int64_t k, int64_t* out) {
   return count;
 }
 
-std::vector<int64_t> RefBestIndices(const std::vector<float>& scores, int64_t k) {
-  std::vector<int64_t> best(scores.size());
-  best.resize(static_cast<size_t>(
-      RefTopK(scores.data(), static_cast<int64_t>(scores.size()), k, best.data())));
-  std::sort(best.begin(), best.end());
-  return best;
-}
-
 }  // namespace carrel::kernels

@@ -1,38 +1,30 @@
 #include "common/dtype.h"
 
+#include <iterator>
+
 #include "common/status.h"
 
 namespace carrel {
 
+namespace {
+
+struct Traits {
+  absl::string_view name;
+  int64_t bytes;
+};
+// By DType.
+constexpr Traits kTraits[] = {{"f32", 4}, {"f16", 2}, {"bf16", 2}, {"i32", 4}, {"i64", 8}};
+
+}  // namespace
+
 int64_t DTypeBytes(DType dtype) {
-  switch (dtype) {
-    case DType::kF16:
-    case DType::kBf16:
-      return 2;
-    case DType::kF32:
-    case DType::kI32:
-      return 4;
-    case DType::kI64:
-      return 8;
-  }
-  CARREL_CHECK(false);
-  return 0;
+  CARREL_CHECK(static_cast<size_t>(dtype) < std::size(kTraits));
+  return kTraits[static_cast<size_t>(dtype)].bytes;
 }
 
 absl::string_view DTypeName(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return "f32";
-    case DType::kF16:
-      return "f16";
-    case DType::kBf16:
-      return "bf16";
-    case DType::kI32:
-      return "i32";
-    case DType::kI64:
-      return "i64";
-  }
-  return "unknown";
+  const auto at = static_cast<size_t>(dtype);
+  return at < std::size(kTraits) ? kTraits[at].name : "unknown";
 }
 
 float F16ToFloat(uint16_t x) {

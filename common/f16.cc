@@ -1,7 +1,6 @@
 #include "common/f16.h"
 
 #include <cmath>
-#include <cstring>
 
 namespace carrel {
 

@@ -59,8 +59,7 @@ absl::Status SyncFolder(const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::Status WriteAndSync(const std::string& path,
-                          std::initializer_list<absl::string_view> pieces) {
+absl::Status WriteAndSync(const std::string& path, absl::Span<const absl::string_view> pieces) {
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd < 0) return ErrnoStatus(errno, absl::StrCat("create ", path));
   absl::Cleanup close_fd = [fd] { close(fd); };
@@ -128,14 +127,17 @@ absl::Status WritePrivateFile(const std::string& path, absl::string_view bytes) 
 }
 
 absl::Status WriteFileAtomically(const std::string& path,
-                                 std::initializer_list<absl::string_view> pieces) {
+                                 absl::Span<const absl::string_view> pieces) {
   const std::string temporary = path + ".tmp";
   if (absl::Status status = WriteAndSync(temporary, pieces); !status.ok()) {
     unlink(temporary.c_str());
     return status;
   }
   if (rename(temporary.c_str(), path.c_str()) != 0) {
-    return ErrnoStatus(errno, absl::StrCat("rename ", temporary, " to ", path));
+    const absl::Status status =
+        ErrnoStatus(errno, absl::StrCat("rename ", temporary, " to ", path));
+    unlink(temporary.c_str());
+    return status;
   }
   const std::string folder = std::filesystem::path(path).parent_path().string();
   return SyncFolder(folder.empty() ? "." : folder);

@@ -4,11 +4,11 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 namespace carrel {
 
@@ -20,11 +20,11 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t most_bytes
 
 // Writes path.tmp (the pieces one after the other), syncs it, renames it over path and syncs the folder.
 absl::Status WriteFileAtomically(const std::string& path,
-                                 std::initializer_list<absl::string_view> pieces);
+                                 absl::Span<const absl::string_view> pieces);
 // A secret: mode 0600 from the first byte, whatever the umask; what was there is replaced.
 absl::Status WritePrivateFile(const std::string& path, absl::string_view bytes);
 inline absl::Status WriteFileAtomically(const std::string& path, absl::string_view bytes) {
-  return WriteFileAtomically(path, {bytes});
+  return WriteFileAtomically(path, absl::MakeConstSpan(&bytes, 1));
 }
 
 // A folder that its owner alone may enter, and what leads to it; one that is there keeps its mode.

@@ -4,8 +4,6 @@
 //   families.push_back(GaugeFamily("carrel_sessions", "Sessions that are open.", sessions));
 #pragma once
 
-#include <utility>
-
 #include "common/metrics.h"
 
 namespace carrel {

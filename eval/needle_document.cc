@@ -247,14 +247,9 @@ class Plan {
 
  private:
   void Add(NeedleKind kind, double depth) {
-    switch (kind) {
-      case NeedleKind::kSingle:
-        return AddSingle(depth, /*asked=*/true);
-      case NeedleKind::kMultiValue:
-        return AddMultiValue(depth);
-      case NeedleKind::kTwoHop:
-        return AddTwoHop(depth);
-    }
+    if (kind == NeedleKind::kSingle) AddSingle(depth, /*asked=*/true);
+    if (kind == NeedleKind::kMultiValue) AddMultiValue(depth);
+    if (kind == NeedleKind::kTwoHop) AddTwoHop(depth);
   }
 
   void State(double depth, std::string sentence) { facts_.push_back({depth, std::move(sentence)}); }

@@ -25,17 +25,8 @@ using nlohmann::json;
 constexpr char kJson[] = "application/json";
 
 const char* NameOf(serving::DocumentState state) {
-  switch (state) {
-    case serving::DocumentState::kQueued:
-      return "queued";
-    case serving::DocumentState::kPrefilling:
-      return "prefilling";
-    case serving::DocumentState::kReady:
-      return "ready";
-    case serving::DocumentState::kFailed:
-      return "failed";
-  }
-  return "";
+  static constexpr const char* kNames[] = {"queued", "prefilling", "ready", "failed"};
+  return kNames[static_cast<size_t>(state)];
 }
 
 json JsonOf(const serving::Document& document) {

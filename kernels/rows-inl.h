@@ -11,7 +11,6 @@
 #endif
 
 #include <algorithm>
-#include <utility>
 
 #include "hwy/cache_control.h"
 #include "kernels/simd_math-inl.h"

@@ -10,7 +10,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <limits>
 
 #include "hwy/highway.h"
 
@@ -37,48 +36,38 @@ HWY_INLINE void StorePartial(FloatTag d, FloatVec v, float* p, int64_t count) {
 
 // Element types of rows: Load widens Lanes elements from `index` on, LoadPartial fewer. Rows may
 // lie at any byte address.
-struct F32Element {
-  static constexpr int64_t kBytes = 4;
-  static HWY_INLINE FloatVec Load(FloatTag d, const uint8_t* row, int64_t index) {
-    return hn::LoadU(d, reinterpret_cast<const float*>(row + kBytes * index));
-  }
+template <class Element, int64_t bytes>
+struct ElementOf {
+  static constexpr int64_t kBytes = bytes;
   static HWY_INLINE FloatVec LoadPartial(FloatTag d, const uint8_t* row, int64_t index,
                                          int64_t count) {
     HWY_ALIGN uint8_t lanes[HWY_MAX_BYTES] = {};
     std::memcpy(lanes, row + kBytes * index, static_cast<size_t>(count * kBytes));
-    return Load(d, lanes, 0);
+    return Element::Load(d, lanes, 0);
   }
 };
 
-struct Bf16Element {
-  static constexpr int64_t kBytes = 2;
+struct F32Element : ElementOf<F32Element, 4> {
+  static HWY_INLINE FloatVec Load(FloatTag d, const uint8_t* row, int64_t index) {
+    return hn::LoadU(d, reinterpret_cast<const float*>(row + kBytes * index));
+  }
+};
+
+struct Bf16Element : ElementOf<Bf16Element, 2> {
   static HWY_INLINE FloatVec Load(FloatTag d, const uint8_t* row, int64_t index) {
     const hn::Rebind<uint16_t, FloatTag> d16;
     const hn::Rebind<uint32_t, FloatTag> d32;
     const auto bits = hn::LoadU(d16, reinterpret_cast<const uint16_t*>(row + kBytes * index));
     return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(d32, bits)));
   }
-  static HWY_INLINE FloatVec LoadPartial(FloatTag d, const uint8_t* row, int64_t index,
-                                         int64_t count) {
-    HWY_ALIGN uint8_t lanes[HWY_MAX_BYTES] = {};
-    std::memcpy(lanes, row + kBytes * index, static_cast<size_t>(count * kBytes));
-    return Load(d, lanes, 0);
-  }
 };
 
-struct F16Element {
-  static constexpr int64_t kBytes = 2;
+struct F16Element : ElementOf<F16Element, 2> {
   static HWY_INLINE FloatVec Load(FloatTag d, const uint8_t* row, int64_t index) {
     const hn::Rebind<uint16_t, FloatTag> d16;
     const hn::Rebind<hwy::float16_t, FloatTag> df16;
     const auto bits = hn::LoadU(d16, reinterpret_cast<const uint16_t*>(row + kBytes * index));
     return hn::PromoteTo(d, hn::BitCast(df16, bits));
-  }
-  static HWY_INLINE FloatVec LoadPartial(FloatTag d, const uint8_t* row, int64_t index,
-                                         int64_t count) {
-    HWY_ALIGN uint8_t lanes[HWY_MAX_BYTES] = {};
-    std::memcpy(lanes, row + kBytes * index, static_cast<size_t>(count * kBytes));
-    return Load(d, lanes, 0);
   }
 };
 

@@ -10,8 +10,6 @@
 #define CARREL_KERNELS_TILE_INL_H_
 #endif
 
-#include <utility>
-
 #include "kernels/simd_math-inl.h"
 
 HWY_BEFORE_NAMESPACE();

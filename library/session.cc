@@ -18,17 +18,9 @@ namespace library {
 namespace {
 
 retrieval::Want Wanted(Want want) {
-  switch (want) {
-    case Want::kScores:
-      return retrieval::Want::kIds;
-    case Want::kRows:
-      return retrieval::Want::kRows;
-    case Want::kValues:
-      return retrieval::Want::kValues;
-    case Want::kAttend:
-      break;
-  }
-  return retrieval::Want::kAttend;
+  constexpr retrieval::Want kWants[] = {retrieval::Want::kIds, retrieval::Want::kRows,
+                                        retrieval::Want::kValues, retrieval::Want::kAttend};
+  return kWants[std::min<size_t>(static_cast<size_t>(want), 3)];
 }
 
 select::Selection Selected(const Selection& selection) {

@@ -5,6 +5,7 @@
 #include "carrel/v1/context.pb.h"
 #include "common/status.h"
 #include "kvstore/service/context_client.h"
+#include "kvstore/service/convert.h"
 #include "library/handles.h"
 #include "library/status.h"
 
@@ -55,11 +56,7 @@ ContextInfo Describe(const v1::Manifest& manifest) {
   info.kv_heads = static_cast<int32_t>(manifest.kv_heads());
   info.head_dim = static_cast<int32_t>(manifest.head_dim());
   info.index = manifest.index().kind();
-  for (const v1::LayerSizes& layer : manifest.layer_sizes()) {
-    info.stored_bytes += layer.key_bytes() + layer.value_bytes() + layer.index_bytes() +
-                         layer.sampled_query_bytes() + layer.summary_bytes() +
-                         layer.query_drift_bytes();
-  }
+  info.stored_bytes = kvstore::FactsOf(manifest).bytes;
   info.created_unix_s = manifest.created_unix_s();
   info.has_summaries = manifest.summary_rows() > 0;
   info.measured = manifest.head_fidelity_size() > 0;

@@ -136,21 +136,9 @@ Extent ExtentOf(const ModelConfig& config, Projection projection) {
   const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
   const int64_t q = int64_t{config.shape.q_heads} * config.shape.head_dim;
   const int64_t kv = int64_t{config.shape.kv_heads} * config.shape.head_dim;
-  switch (projection) {
-    case Projection::kQ:
-      return {q, hidden};
-    case Projection::kK:
-    case Projection::kV:
-      return {kv, hidden};
-    case Projection::kO:
-      return {hidden, q};
-    case Projection::kGate:
-    case Projection::kUp:
-      return {inner, hidden};
-    case Projection::kDown:
-      return {hidden, inner};
-  }
-  return {0, 0};
+  const Extent extents[] = {{q, hidden},     {kv, hidden},    {kv, hidden},   {hidden, q},
+                            {inner, hidden}, {inner, hidden}, {hidden, inner}};
+  return extents[static_cast<size_t>(projection)];
 }
 
 }  // namespace

@@ -344,17 +344,8 @@ std::string Shortest(double x) {
 }  // namespace
 
 const char* RopeTypeName(RopeType type) {
-  switch (type) {
-    case RopeType::kDefault:
-      return "default";
-    case RopeType::kLinear:
-      return "linear";
-    case RopeType::kLlama3:
-      return "llama3";
-    case RopeType::kYarn:
-      return "yarn";
-  }
-  return "unknown";
+  static constexpr const char* kNames[] = {"default", "linear", "llama3", "yarn"};
+  return kNames[static_cast<size_t>(type)];
 }
 
 namespace {

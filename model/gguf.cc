@@ -35,31 +35,6 @@ std::string Quote(absl::string_view name) {
   return absl::StrCat("\"", absl::CHexEscape(name.substr(0, 200)), "\"");
 }
 
-// Bytes of a number or bool; 0 for strings and arrays.
-int64_t ScalarBytes(GgufValueType type) {
-  switch (type) {
-    case GgufValueType::kU8:
-    case GgufValueType::kI8:
-    case GgufValueType::kBool:
-      return 1;
-    case GgufValueType::kU16:
-    case GgufValueType::kI16:
-      return 2;
-    case GgufValueType::kU32:
-    case GgufValueType::kI32:
-    case GgufValueType::kF32:
-      return 4;
-    case GgufValueType::kU64:
-    case GgufValueType::kI64:
-    case GgufValueType::kF64:
-      return 8;
-    case GgufValueType::kString:
-    case GgufValueType::kArray:
-      break;
-  }
-  return 0;
-}
-
 // The fewest bytes that one value of an array can take.
 int64_t MinBytes(GgufValueType type) {
   if (type == GgufValueType::kString) return 8;

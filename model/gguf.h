@@ -49,6 +49,12 @@ enum class GgufValueType : uint8_t {
   kF64 = 12,
 };
 
+// Of a number or bool; 0 for strings and arrays.
+inline int64_t ScalarBytes(GgufValueType type) {
+  constexpr uint8_t kBytes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};  // by type
+  return kBytes[static_cast<size_t>(type)];
+}
+
 struct GgufValue {
   GgufValueType type = GgufValueType::kU8;
   // kArray: what it holds, and how many.

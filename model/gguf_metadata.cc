@@ -52,22 +52,6 @@ std::optional<int64_t> ReadInt(GgufValueType type, absl::string_view bytes) {
   return std::nullopt;
 }
 
-size_t IntBytes(GgufValueType type) {
-  switch (type) {
-    case GgufValueType::kU8:
-    case GgufValueType::kI8:
-      return 1;
-    case GgufValueType::kU16:
-    case GgufValueType::kI16:
-      return 2;
-    case GgufValueType::kU32:
-    case GgufValueType::kI32:
-      return 4;
-    default:
-      return 8;
-  }
-}
-
 // The decimal number that a float was rounded from, if it had few digits.
 double Decimal(float x) {
   if (!std::isfinite(x)) return x;
@@ -195,7 +179,7 @@ absl::StatusOr<std::vector<absl::string_view>> GgufMetadata::Strings(absl::strin
 absl::StatusOr<std::vector<int64_t>> GgufMetadata::Ints(absl::string_view key) const {
   ASSIGN_OR_RETURN(const GgufValue* array, Array(key));
   std::vector<int64_t> integers;
-  const size_t size = IntBytes(array->element);
+  const auto size = static_cast<size_t>(ScalarBytes(array->element));
   for (int64_t i = 0; i < array->count; ++i) {
     const std::optional<int64_t> integer =
         ReadInt(array->element, array->bytes.substr(static_cast<size_t>(i) * size));

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <initializer_list>
 #include <optional>
-#include <utility>
 
 #include "common/status.h"
 #include "model/field_rules.h"
@@ -48,19 +47,12 @@ bool Reads(RopeType type, absl::string_view name) {
   const auto one_of = [&](std::initializer_list<absl::string_view> names) {
     return std::find(names.begin(), names.end(), name) != names.end();
   };
-  switch (type) {
-    case RopeType::kDefault:
-      return false;
-    case RopeType::kLinear:
-      return name == "factor";
-    case RopeType::kLlama3:
-      return one_of({"factor", "low_freq_factor", "high_freq_factor"});
-    case RopeType::kYarn:
-      // attn_factor is of other programs: transformers takes it for nothing (decision 080).
-      return one_of({"factor", "attention_factor", "attn_factor", "beta_fast", "beta_slow",
-                     "mscale", "mscale_all_dim", "truncate"});
-  }
-  return false;
+  if (type == RopeType::kLinear) return name == "factor";
+  if (type == RopeType::kLlama3) return one_of({"factor", "low_freq_factor", "high_freq_factor"});
+  // attn_factor is of other programs: transformers takes it for nothing (decision 080).
+  return type == RopeType::kYarn &&
+         one_of({"factor", "attention_factor", "attn_factor", "beta_fast", "beta_slow", "mscale",
+                 "mscale_all_dim", "truncate"});
 }
 
 // Every key is either understood for this rope type or refused: an ignored one would change K.

@@ -81,15 +81,9 @@ Place PlaceOf(absl::string_view name) {
 // What quantisers leave beyond: with scales that were fitted after the numbers had been rounded, as
 // an importance matrix has it done for the four oldest types, up to 0.7% were seen; else none.
 double BeyondOf(GgufType type) {
-  switch (type) {
-    case GgufType::kQ4_0:
-    case GgufType::kQ4_1:
-    case GgufType::kQ5_0:
-    case GgufType::kQ5_1:
-      return 0.008;
-    default:
-      return 0.0002;
-  }
+  const bool oldest = type == GgufType::kQ4_0 || type == GgufType::kQ4_1 ||
+                      type == GgufType::kQ5_0 || type == GgufType::kQ5_1;
+  return oldest ? 0.008 : 0.0002;
 }
 
 // What was counted over some of the values in blocks.

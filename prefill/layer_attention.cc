@@ -1,6 +1,5 @@
 #include "prefill/layer_attention.h"
 
-#include <cmath>
 #include <cstring>
 #include <utility>
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "carrel/v1/context.pb.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "carrel/v1/context.pb.h"
 #include "common/dtype.h"

@@ -5,7 +5,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "common/metrics.h"
-#include "common/status.h"
 
 namespace carrel::kvstore {
 namespace {

@@ -2,7 +2,6 @@
 
 #include <sys/stat.h>
 
-#include <initializer_list>
 #include <set>
 
 #include "absl/strings/escaping.h"

@@ -1,6 +1,5 @@
 #include "kvstore/engine/reply.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "common/status.h"

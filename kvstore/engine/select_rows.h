@@ -15,7 +15,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "common/ids.h"
 #include "kvstore/engine/candidate_set.h"
 #include "kvstore/engine/open_context.h"

@@ -1,6 +1,5 @@
 #include "kvstore/engine/work_queue.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "common/status.h"

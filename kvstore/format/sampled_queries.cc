@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "common/status.h"
 #include "kvstore/format/little_endian.h"
 
 namespace carrel::kvstore {

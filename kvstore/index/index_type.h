@@ -78,6 +78,21 @@ class IndexType {
   virtual int64_t HeapBytes(int64_t blob_bytes) const { return blob_bytes; }
 };
 
+// One without a blob: there is no effort to choose.
+class ExactIndexType : public IndexType {
+ public:
+  bool exact() const override { return true; }
+  absl::string_view effort_word() const override { return "every row scored"; }
+  int64_t DefaultEffort(const IndexParams&, int64_t, int64_t) const override { return 0; }
+  int64_t LeastEffort(int64_t) const override { return 0; }
+  int64_t FirstEffort(int64_t) const override { return 0; }
+  double SearchNs(const IndexParams&, const SearchResult& result, int64_t, int64_t) const override {
+    return kInOrderNs * static_cast<double>(result.visited);
+  }
+  int64_t BytesPerKey(const IndexParams&, int64_t) const override { return 0; }
+  int64_t HeapBytes(int64_t) const override { return 0; }
+};
+
 // Null: no such kind, which only a number from outside can be.
 const IndexType* FindIndexType(IndexKind kind);
 const IndexType& IndexTypeOf(IndexKind kind);

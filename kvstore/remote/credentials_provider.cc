@@ -1,7 +1,6 @@
 #include "kvstore/remote/credentials_provider.h"
 
 #include <cstdlib>
-#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"

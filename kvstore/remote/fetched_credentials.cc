@@ -5,8 +5,6 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "absl/time/clock.h"
-#include "common/checksum.h"
 #include "common/file.h"
 #include "common/json.h"
 #include "common/shown.h"

@@ -10,7 +10,6 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"

@@ -4,7 +4,6 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "common/shown.h"
 #include "common/status.h"
 #include "kvstore/remote/xml.h"

@@ -5,8 +5,6 @@
 #include <set>
 #include <utility>
 
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "common/status.h"
 #include "kvstore/remote/push_record.h"
 

@@ -1,7 +1,5 @@
 #include "kvstore/remote/verify.h"
 
-#include <map>
-
 #include "absl/strings/str_cat.h"
 #include "common/checksum.h"
 #include "common/status.h"

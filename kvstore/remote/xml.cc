@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "common/shown.h"
-#include "common/status.h"
 
 namespace carrel::kvstore {
 namespace {

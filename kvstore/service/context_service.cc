@@ -9,7 +9,6 @@
 #include "common/status.h"
 #include "common/thrown.h"
 #include "kvstore/service/convert.h"
-#include "kvstore/service/grpc_caller.h"
 #include "kvstore/service/warm_reactor.h"
 #include "kvstore/storage/store.h"
 

@@ -1,6 +1,7 @@
 #include "kvstore/service/convert.h"
 
-#include <grpcpp/support/status.h>
+#include <grpcpp/grpcpp.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <cstring>
@@ -8,7 +9,10 @@
 #include <limits>
 #include <string>
 
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "carrel/v1/context.pb.h"
 #include "carrel/v1/retrieval.pb.h"
 #include "common/status.h"
@@ -298,6 +302,28 @@ void PiecesToWire(const Reply& reply, const std::vector<Piece>& pieces, v1::Sess
   query->mutable_statistics()->set_rows(statistics.rows);
 }
 
+// gRPC names a connection that it was given as a descriptor "fd:N".
+void SetLocalPeer(int fd, Caller& caller) {
+  ucred credentials{};
+  socklen_t bytes = sizeof(credentials);
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &bytes) != 0) return;
+  caller.local = true;
+  caller.uid = credentials.uid;
+  caller.peer = absl::StrCat("unix:uid=", credentials.uid, ",pid=", credentials.pid);
+}
+
+std::string KeyOf(const grpc::ServerContextBase& context) {
+  const auto& metadata = context.client_metadata();
+  const auto [first, last] = metadata.equal_range("authorization");
+  std::string key;
+  for (auto it = first; it != last; ++it) {  // two of them are none that is valid
+    absl::string_view value(it->second.data(), it->second.size());
+    if (absl::StartsWithIgnoreCase(value, "bearer ")) value.remove_prefix(7);
+    absl::StrAppend(&key, value);
+  }
+  return key;
+}
+
 }  // namespace
 
 absl::Status NextPartToWire(Reply& reply, int64_t max_bytes, v1::SessionReply* wire) {
@@ -332,6 +358,28 @@ grpc::Status ToGrpc(const absl::Status& status) {
   // The codes of both are those of google.rpc.Code.
   return grpc::Status(static_cast<grpc::StatusCode>(status.raw_code()),
                       std::string(status.message()));
+}
+
+Caller CallerOf(const grpc::ServerContextBase& context) {
+  Caller caller;
+  caller.peer = context.peer();
+  caller.key = KeyOf(context);
+  absl::string_view peer = caller.peer;
+  int fd = -1;
+  if (absl::ConsumePrefix(&peer, "fd:") && absl::SimpleAtoi(peer, &fd)) {
+    SetLocalPeer(fd, caller);
+  } else if (absl::StartsWith(caller.peer, "unix:")) {
+    caller.local = true;
+  }
+  const std::shared_ptr<const grpc::AuthContext> auth = context.auth_context();
+  if (auth == nullptr || !auth->IsPeerAuthenticated()) return caller;
+  for (const char* property :
+       {GRPC_X509_CN_PROPERTY_NAME, GRPC_PEER_DNS_PROPERTY_NAME, GRPC_PEER_URI_PROPERTY_NAME}) {
+    for (const grpc::string_ref& value : auth->FindPropertyValues(property)) {
+      if (!value.empty()) caller.certificate_names.emplace_back(value.data(), value.size());
+    }
+  }
+  return caller;
 }
 
 }  // namespace carrel::kvstore

@@ -1,9 +1,8 @@
-// What:   the only place where wire messages and the engine's types meet.
+// What:   the only place where wire messages and the engine's types meet, and what gRPC knows of a caller.
 // Errors: InvalidArgument names the field, what it is and what was expected.
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kvstore/access/admission.h"
@@ -13,8 +12,9 @@
 #include "kvstore/engine/session.h"
 
 namespace grpc {
+class ServerContextBase;
 class Status;
-}
+}  // namespace grpc
 namespace carrel::v1 {
 class FetchRows;
 class ListResponse_Summary;
@@ -45,5 +45,9 @@ ContextFacts FactsOf(const v1::Manifest& manifest);
 void SummaryToWire(const v1::Manifest& manifest, v1::ListResponse_Summary* wire);
 
 grpc::Status ToGrpc(const absl::Status& status);
+
+// A key in "authorization: Bearer KEY", the names of a client certificate, the user at the other end of a Unix
+// socket. Admission (kvstore/access) finds the principal.
+Caller CallerOf(const grpc::ServerContextBase& context);
 
 }  // namespace carrel::kvstore

@@ -22,7 +22,6 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>

@@ -15,7 +15,6 @@
 #include "common/thrown.h"
 #include "kvstore/engine/request_metrics.h"
 #include "kvstore/service/convert.h"
-#include "kvstore/service/grpc_caller.h"
 
 namespace carrel::kvstore {
 

@@ -23,7 +23,6 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
-#include <atomic>
 #include <chrono>
 #include <deque>
 #include <memory>

@@ -12,7 +12,6 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/time/clock.h"
-#include "common/status.h"
 
 namespace carrel::kvstore {
 

@@ -4,9 +4,7 @@
 // Threads: any.
 #pragma once
 
-#include <cstdint>
 #include <functional>
-#include <string>
 #include <thread>
 
 #include "absl/status/status.h"

@@ -8,7 +8,6 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "common/routing.h"
-#include "common/status.h"
 #include "common/thrown.h"
 #include "kvstore/service/convert.h"
 

@@ -1,7 +1,5 @@
 #include "kvstore/storage/file_watch.h"
 
-#include <utility>
-
 #include "absl/time/clock.h"
 #include "common/status.h"
 

@@ -18,7 +18,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
-#include "common/ids.h"
 #include "common/mapped_file.h"
 #include "kvstore/storage/file_watch.h"
 #include "kvstore/storage/rocks.h"

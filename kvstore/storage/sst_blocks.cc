@@ -1,7 +1,5 @@
 #include "kvstore/storage/sst_blocks.h"
 
-#include <cstring>
-
 #include "absl/strings/str_cat.h"
 #include "common/mapped_file.h"
 #include "kvstore/format/keys.h"

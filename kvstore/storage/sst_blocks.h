@@ -18,7 +18,6 @@
 //         the disk.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"

@@ -9,7 +9,6 @@
 #pragma once
 
 #include <memory>
-#include <string>
 
 #include "absl/status/status.h"
 

@@ -10,7 +10,7 @@
 namespace carrel::kvstore {
 namespace {
 
-class AbsentIndexType final : public IndexType {
+class AbsentIndexType final : public ExactIndexType {
  public:
   explicit AbsentIndexType(absl::string_view name) : name_(absl::AsciiStrToLower(name)) {}
 
@@ -30,18 +30,6 @@ class AbsentIndexType final : public IndexType {
   absl::StatusOr<std::unique_ptr<Index>> Open(const IndexParams&, Blob, Rows keys) const override {
     return OpenIndex({.kind = IndexKind::kFlat}, Blob(), std::move(keys));
   }
-  bool exact() const override { return true; }
-
-  absl::string_view effort_word() const override { return "every row scored"; }
-  int64_t DefaultEffort(const IndexParams&, int64_t, int64_t) const override { return 0; }
-  int64_t LeastEffort(int64_t) const override { return 0; }
-  int64_t FirstEffort(int64_t) const override { return 0; }
-
-  double SearchNs(const IndexParams&, const SearchResult& result, int64_t, int64_t) const override {
-    return kInOrderNs * static_cast<double>(result.visited);
-  }
-  int64_t BytesPerKey(const IndexParams&, int64_t) const override { return 0; }
-  int64_t HeapBytes(int64_t) const override { return 0; }
 
  private:
   const std::string name_;

@@ -1,6 +1,5 @@
 // In place of lab/options.
 #include "common/lab.h"
-#include "common/status.h"
 #include "decoder/lab_options.h"
 
 namespace carrel::decoder {

@@ -101,19 +101,8 @@ int64_t Millis(absl::Time time) {
 }  // namespace
 
 const char* NameOf(JobState state) {
-  switch (state) {
-    case JobState::kQueued:
-      return "queued";
-    case JobState::kRunning:
-      return "running";
-    case JobState::kDone:
-      return "done";
-    case JobState::kCancelled:
-      return "cancelled";
-    case JobState::kDead:
-      return "dead";
-  }
-  return "";
+  static constexpr const char* kNames[] = {"queued", "running", "done", "cancelled", "dead"};
+  return kNames[static_cast<size_t>(state)];
 }
 
 bool IsJobId(absl::string_view text) { return IsHex(text, 64); }

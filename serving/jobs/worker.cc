@@ -18,16 +18,8 @@ constexpr int kRarer = 10;  // looks of a worker that hears a doorbell
 
 // What no other try can change.
 bool IsForGood(const absl::Status& status) {
-  switch (status.code()) {
-    case absl::StatusCode::kInvalidArgument:
-    case absl::StatusCode::kAlreadyExists:
-    case absl::StatusCode::kNotFound:
-    case absl::StatusCode::kOutOfRange:
-    case absl::StatusCode::kUnimplemented:
-      return true;
-    default:
-      return false;
-  }
+  return absl::IsInvalidArgument(status) || absl::IsAlreadyExists(status) ||
+         absl::IsNotFound(status) || absl::IsOutOfRange(status) || absl::IsUnimplemented(status);
 }
 
 std::string Label(const JobRecord& record) {

@@ -234,15 +234,8 @@ struct DoctorFlags {
 };
 
 const char* HealthName(Health health) {
-  switch (health) {
-    case Health::kGood:
-      return "good";
-    case Health::kAdvice:
-      return "advice";
-    case Health::kBad:
-      return "BAD";
-  }
-  return "";
+  static constexpr const char* kNames[] = {"good", "advice", "BAD"};
+  return kNames[static_cast<size_t>(health)];
 }
 
 // What a layer's attention costs, each way, of a short and of a long zone.

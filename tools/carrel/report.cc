@@ -61,17 +61,9 @@ double CameOut(const decoder::Statistics& statistics) {
 }
 
 nlohmann::json PromisedOnName(decoder::PromisedOn on) {
-  switch (on) {
-    case decoder::PromisedOn::kNothing:
-      return nullptr;
-    case decoder::PromisedOn::kWholeZone:
-      return "whole zone";
-    case decoder::PromisedOn::kDocument:
-      return "document";
-    case decoder::PromisedOn::kProbe:
-      return "probe";
-  }
-  return nullptr;
+  static constexpr const char* kNames[] = {"", "whole zone", "document", "probe"};
+  if (on == decoder::PromisedOn::kNothing) return nullptr;
+  return kNames[static_cast<size_t>(on)];
 }
 
 // Where a promise holds for another reason than that a question's queries were foreseen, or may not.
@@ -223,15 +215,8 @@ std::string AnswerLine(const serving::OpenedContext& context, const decoder::Sta
 }
 
 const char* StopReasonName(decoder::StopReason reason) {
-  switch (reason) {
-    case decoder::StopReason::kEos:
-      return "eos";
-    case decoder::StopReason::kMaxTokens:
-      return "max_tokens";
-    case decoder::StopReason::kContextLength:
-      return "context_length";
-  }
-  return "unknown";
+  static constexpr const char* kNames[] = {"eos", "max_tokens", "context_length"};
+  return kNames[static_cast<size_t>(reason)];
 }
 
 }  // namespace carrel::tools

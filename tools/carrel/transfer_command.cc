@@ -17,6 +17,7 @@
 #include "common/progress.h"
 #include "common/status.h"
 #include "kvstore/service/context_client.h"
+#include "kvstore/service/convert.h"
 #include "kvstore/storage/context_stream.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/json_report.h"
@@ -58,11 +59,7 @@ Progress ProgressOf(const TransferFlags& flags) {
 absl::StatusOr<int64_t> Send(kvstore::ContextClient& client, const v1::Manifest& manifest, int fd,
                              const std::string& path, const TransferFlags& flags) {
   Progress progress = ProgressOf(flags);
-  int64_t expected = 1;  // about: what the manifest counts
-  for (const v1::LayerSizes& sizes : manifest.layer_sizes()) {
-    expected += sizes.key_bytes() + sizes.value_bytes() + sizes.index_bytes() +
-                sizes.summary_bytes() + sizes.sampled_query_bytes() + sizes.query_drift_bytes();
-  }
+  const int64_t expected = 1 + kvstore::FactsOf(manifest).bytes;  // about: what the manifest counts
   int64_t sent = 0;
   const absl::Status status = client.Export(flags.name, [&](absl::string_view piece) {
     sent += static_cast<int64_t>(piece.size());

@@ -4,7 +4,6 @@
 #include "kernels/attention/prefill_attention/prefill_attention.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "kernels/attention/prefill_attention/prefill_attention_amx.h"
 

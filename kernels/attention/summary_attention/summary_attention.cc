@@ -9,19 +9,12 @@
 HWY_BEFORE_NAMESPACE();
 namespace carrel::kernels::HWY_NAMESPACE {
 
-struct Int8Element {
-  static constexpr int64_t kBytes = 1;
+struct Int8Element : ElementOf<Int8Element, 1> {
   static HWY_INLINE FloatVec Load(FloatTag d, const uint8_t* row, int64_t index) {
     const hn::Rebind<int8_t, FloatTag> d8;
     const hn::Rebind<int32_t, FloatTag> d32;
     const auto bytes = hn::LoadU(d8, reinterpret_cast<const int8_t*>(row + index));
     return hn::ConvertTo(d, hn::PromoteTo(d32, bytes));
-  }
-  static HWY_INLINE FloatVec LoadPartial(FloatTag d, const uint8_t* row, int64_t index,
-                                         int64_t count) {
-    HWY_ALIGN uint8_t lanes[HWY_MAX_BYTES] = {};
-    std::memcpy(lanes, row + index, static_cast<size_t>(count));
-    return Load(d, lanes, 0);
   }
 };
 

@@ -1,7 +1,6 @@
 #include "kernels/layer/dequantize/dequantize.h"
 
 #include <cstring>
-#include <iterator>
 
 #include "common/dtype.h"
 #include "common/status.h"
@@ -186,38 +185,21 @@ void Mxfp4(const uint8_t* b, float* out) {
 
 using BlockFunction = void (*)(const uint8_t* block, float* out);
 
+struct Widening {
+  GgufType type;
+  BlockFunction function;
+};
+constexpr Widening kWidenings[] = {
+    {GgufType::kQ4_0, Q4_0},   {GgufType::kQ4_1, Q4_1},    {GgufType::kQ5_0, Q5_0},
+    {GgufType::kQ5_1, Q5_1},   {GgufType::kQ8_0, Q8_0},    {GgufType::kQ2_K, Q2_K},
+    {GgufType::kQ3_K, Q3_K},   {GgufType::kQ4_K, Q4_K},    {GgufType::kQ5_K, Q5_K},
+    {GgufType::kQ6_K, Q6_K},   {GgufType::kIQ4_NL, Iq4Nl}, {GgufType::kIQ4_XS, Iq4Xs},
+    {GgufType::kMxfp4, Mxfp4},
+};
+
 BlockFunction FunctionOf(GgufType type) {
-  switch (type) {
-    case GgufType::kQ4_0:
-      return Q4_0;
-    case GgufType::kQ4_1:
-      return Q4_1;
-    case GgufType::kQ5_0:
-      return Q5_0;
-    case GgufType::kQ5_1:
-      return Q5_1;
-    case GgufType::kQ8_0:
-      return Q8_0;
-    case GgufType::kQ2_K:
-      return Q2_K;
-    case GgufType::kQ3_K:
-      return Q3_K;
-    case GgufType::kQ4_K:
-      return Q4_K;
-    case GgufType::kQ5_K:
-      return Q5_K;
-    case GgufType::kQ6_K:
-      return Q6_K;
-    case GgufType::kIQ4_NL:
-      return Iq4Nl;
-    case GgufType::kIQ4_XS:
-      return Iq4Xs;
-    case GgufType::kMxfp4:
-      return Mxfp4;
-    case GgufType::kF32:
-    case GgufType::kF16:
-    case GgufType::kBf16:
-      break;
+  for (const Widening& widening : kWidenings) {
+    if (widening.type == type) return widening.function;
   }
   return nullptr;
 }

@@ -33,6 +33,15 @@
 HWY_BEFORE_NAMESPACE();
 namespace carrel::kernels::HWY_NAMESPACE {
 
+// A type of small_blocks-inl.h or large_blocks-inl.h: kBytes of a block of kValues. kMinimum: groups have
+// one; kFolded: scales are of 16 numbers each, and a panel's words come multiplied by them.
+template <int64_t values, int64_t bytes, WordOrder order, bool minimum, bool folded = false>
+struct BlockProduct {
+  static constexpr int64_t kValues = values, kBytes = bytes;
+  static constexpr WordOrder kOrder = order;
+  static constexpr bool kMinimum = minimum, kFolded = folded;
+};
+
 using SumTag = hn::ScalableTag<int32_t>;
 using SumVec = hn::Vec<SumTag>;
 using WordTag = hn::Repartition<int16_t, SumTag>;

@@ -89,10 +89,7 @@ struct HalfTile {
   HWY_INLINE explicit HalfTile(BitsVec bytes) { Halves(bytes, q); }
 };
 
-struct Q4KProduct {
-  static constexpr int64_t kValues = 256, kBytes = 144;
-  static constexpr WordOrder kOrder = WordOrder::kEvenOdd;
-  static constexpr bool kMinimum = true, kFolded = false;
+struct Q4KProduct : BlockProduct<256, 144, WordOrder::kEvenOdd, true> {
   template <class Blocks, class Taker>
   static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks& blocks, Taker& taker) {
     const uint8_t* block = blocks.first;
@@ -112,10 +109,7 @@ struct Q4KProduct {
   }
 };
 
-struct Q5KProduct {
-  static constexpr int64_t kValues = 256, kBytes = 176;
-  static constexpr WordOrder kOrder = WordOrder::kEvenOdd;
-  static constexpr bool kMinimum = true, kFolded = false;
+struct Q5KProduct : BlockProduct<256, 176, WordOrder::kEvenOdd, true> {
   template <class Blocks, class Taker>
   static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks& blocks, Taker& taker) {
     const BitsTag d;
@@ -149,10 +143,7 @@ struct Q5KProduct {
 };
 
 // A scale of 8 bits for each 16 numbers, which count from -32.
-struct Q6KProduct {
-  static constexpr int64_t kValues = 256, kBytes = 210;
-  static constexpr WordOrder kOrder = WordOrder::kPairs;
-  static constexpr bool kMinimum = false, kFolded = true;
+struct Q6KProduct : BlockProduct<256, 210, WordOrder::kPairs, false, true> {
   template <class Blocks, class Taker>
   static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks& blocks, Taker& taker) {
     const BitsTag d;
@@ -203,10 +194,7 @@ struct Q6KProduct {
 };
 
 // Groups lie as blocks of 32 values do: 16 bytes, low nibbles first.
-struct Iq4XsProduct {
-  static constexpr int64_t kValues = 256, kBytes = 136;
-  static constexpr WordOrder kOrder = WordOrder::kQuarters;
-  static constexpr bool kMinimum = false, kFolded = false;
+struct Iq4XsProduct : BlockProduct<256, 136, WordOrder::kQuarters, false> {
   template <class Blocks, class Taker>
   static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks& blocks, Taker& taker) {
     const GroupTag d;

@@ -18,13 +18,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace carrel::kernels::HWY_NAMESPACE {
 
-// Each type: kBytes of a block of kValues; ReadChunk gives 256 of a row's numbers to a taker (RowSums,
-// row_sums-inl.h). kMinimum: groups have one; kFolded: scales are of 16 numbers each, and a panel's
-// words come multiplied by them.
-struct Q4_0Product {
-  static constexpr int64_t kValues = 32, kBytes = 18;
-  static constexpr WordOrder kOrder = WordOrder::kQuarters;
-  static constexpr bool kMinimum = true, kFolded = false;
+// Each type: ReadChunk gives 256 of a row's numbers to a taker (RowSums, row_sums-inl.h).
+struct Q4_0Product : BlockProduct<32, 18, WordOrder::kQuarters, true> {
   template <class Blocks, class Taker>
   static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks& blocks, Taker& taker) {
     const GroupVec d = blocks.template Halves<0>();
@@ -40,10 +35,7 @@ struct Q4_0Product {
   }
 };
 
-struct Q4_1Product {
-  static constexpr int64_t kValues = 32, kBytes = 20;
-  static constexpr WordOrder kOrder = WordOrder::kQuarters;
-  static constexpr bool kMinimum = true, kFolded = false;
+struct Q4_1Product : BlockProduct<32, 20, WordOrder::kQuarters, true> {
   template <class Blocks, class Taker>
   static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks& blocks, Taker& taker) {
     GroupVec d, m;
@@ -88,10 +80,7 @@ CARREL_VNNI_ATTR HWY_INLINE void TakeFiveBits(const Blocks& blocks, Taker& taker
   }
 }
 
-struct Q5_0Product {
-  static constexpr int64_t kValues = 32, kBytes = 22;
-  static constexpr WordOrder kOrder = WordOrder::kQuarters;
-  static constexpr bool kMinimum = true, kFolded = false;
+struct Q5_0Product : BlockProduct<32, 22, WordOrder::kQuarters, true> {
   template <class Blocks, class Taker>
   static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks& blocks, Taker& taker) {
     const GroupVec d = blocks.template Halves<0>();
@@ -101,10 +90,7 @@ struct Q5_0Product {
   }
 };
 
-struct Q5_1Product {
-  static constexpr int64_t kValues = 32, kBytes = 24;
-  static constexpr WordOrder kOrder = WordOrder::kQuarters;
-  static constexpr bool kMinimum = true, kFolded = false;
+struct Q5_1Product : BlockProduct<32, 24, WordOrder::kQuarters, true> {
   template <class Blocks, class Taker>
   static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks& blocks, Taker& taker) {
     GroupVec d, m;
@@ -115,10 +101,7 @@ struct Q5_1Product {
   }
 };
 
-struct Q8_0Product {
-  static constexpr int64_t kValues = 32, kBytes = 34;
-  static constexpr WordOrder kOrder = WordOrder::kQuarters;
-  static constexpr bool kMinimum = false, kFolded = false;
+struct Q8_0Product : BlockProduct<32, 34, WordOrder::kQuarters, false> {
   template <class Blocks, class Taker>
   static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks& blocks, Taker& taker) {
     taker.Scale(blocks.template Halves<0>());
@@ -149,20 +132,14 @@ CARREL_VNNI_ATTR HWY_INLINE void TakeSteps(const Blocks& blocks, GroupVec d, con
   }
 }
 
-struct Iq4NlProduct {
-  static constexpr int64_t kValues = 32, kBytes = 18;
-  static constexpr WordOrder kOrder = WordOrder::kQuarters;
-  static constexpr bool kMinimum = false, kFolded = false;
+struct Iq4NlProduct : BlockProduct<32, 18, WordOrder::kQuarters, false> {
   template <class Blocks, class Taker>
   static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks& blocks, Taker& taker) {
     TakeSteps<2>(blocks, blocks.template Halves<0>(), kNormalSteps, taker);
   }
 };
 
-struct Mxfp4Product {
-  static constexpr int64_t kValues = 32, kBytes = 17;
-  static constexpr WordOrder kOrder = WordOrder::kQuarters;
-  static constexpr bool kMinimum = false, kFolded = false;
+struct Mxfp4Product : BlockProduct<32, 17, WordOrder::kQuarters, false> {
   template <class Blocks, class Taker>
   static CARREL_VNNI_ATTR HWY_INLINE void ReadChunk(const Blocks& blocks, Taker& taker) {
     TakeSteps<1>(blocks, blocks.Powers(0), kFloat4Steps, taker);

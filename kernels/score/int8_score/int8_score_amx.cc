@@ -9,7 +9,6 @@
 #if defined(__x86_64__)
 
 #include <algorithm>
-#include <vector>
 
 #include "kernels/amx_tiles-inl.h"
 

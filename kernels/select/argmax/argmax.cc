@@ -1,6 +1,5 @@
 #include "kernels/select/argmax/argmax.h"
 
-#include <algorithm>
 #include <limits>
 
 #undef HWY_TARGET_INCLUDE

@@ -13,7 +13,6 @@
 // Cost:   code_bits / 8 bytes read per key, once for the group; effort rows read at random.
 #pragma once
 
-#include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"

@@ -26,7 +26,7 @@ class FlatIndex : public Index {
   const Rows keys_;
 };
 
-class FlatType final : public IndexType {
+class FlatType final : public ExactIndexType {
  public:
   absl::string_view name() const override { return "flat"; }
   std::string Describe(const IndexParams&) const override { return "exact, every row scored"; }
@@ -40,19 +40,7 @@ class FlatType final : public IndexType {
     return absl::InvalidArgumentError(
         absl::StrCat("index: flat has no blob, ", blob.size(), " bytes were given"));
   }
-  bool exact() const override { return true; }
   bool automatic() const override { return true; }
-
-  absl::string_view effort_word() const override { return "every row scored"; }
-  int64_t DefaultEffort(const IndexParams&, int64_t, int64_t) const override { return 0; }
-  int64_t LeastEffort(int64_t) const override { return 0; }
-  int64_t FirstEffort(int64_t) const override { return 0; }
-
-  double SearchNs(const IndexParams&, const SearchResult& result, int64_t, int64_t) const override {
-    return kInOrderNs * static_cast<double>(result.visited);
-  }
-  int64_t BytesPerKey(const IndexParams&, int64_t) const override { return 0; }
-  int64_t HeapBytes(int64_t) const override { return 0; }
 };
 
 }  // namespace

@@ -14,10 +14,6 @@
 // Cost:   head_dim + 4 bytes read per key, once per four heads of the group; effort rows at random.
 #pragma once
 
-#include <memory>
-#include <string>
-
-#include "absl/status/statusor.h"
 #include "kvstore/index/index.h"
 
 namespace carrel::kvstore {

@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <numeric>
-#include <utility>
 
 #include "common/status.h"
 #include "kernels/attention/merge_states/merge_states.h"

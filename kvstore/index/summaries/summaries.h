@@ -37,7 +37,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "common/ids.h"
 #include "kvstore/index/rows/blob.h"
 #include "kvstore/index/rows/rows.h"

@@ -1,9 +1,7 @@
 #include "kvstore/index/summaries/summaries_header.h"
 
-#include <cmath>
 #include <cstring>
 
-#include "absl/strings/string_view.h"
 #include "common/checksum.h"
 #include "common/status.h"
 #include "kvstore/index/rows/blob_header.h"

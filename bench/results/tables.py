@@ -195,13 +195,13 @@ class Cores(Section):
     """bench/cores: how prefill and decoding grow with threads."""
     title, command = "Threads", "./run bench cores MODEL"
     text = ("Tokens per second. Products: matrices of the model's shapes alone, 128 tokens at a time; weights: reading them once per "
-            "token, which no decoding beats.\n\nllama.cpp reads the same text and goes on from its saved rows. The cores of a virtual machine "
+            "token, which no decoding beats. The newest run of each cell counts, the best of it.\n\nllama.cpp reads the same text and goes on from its saved rows. The cores of a virtual machine "
             "are not all one's own: the floors of one run and the next differ by a third ([decision 096](decisions/096-all-the-cores.md)).")
 
     def table(self):
         threads = sorted({line["threads"] for line in self.lines if "threads" in line})
-        found = {}
-        for line in self.lines:
+        found, run = {}, {}
+        for line in self.lines:  # of runs, the newest one last
             model = short(line["model"])
             if line["what"] == "floor":
                 found.setdefault((model, "products alone"), {})[line["threads"]] = line["products_tokens_per_s"]
@@ -210,7 +210,9 @@ class Cores(Section):
                 what = f"prefill of {line['tokens']:,} tokens" if line["what"] == "prefill" else \
                     f"decoding, {line['setting']}, {line['length'] / 1000:g}k"
                 cell = found.setdefault((model, f"{what}: {line['program']}"), {})
-                cell[line["threads"]] = max(cell.get(line["threads"], 0), line["tokens_per_s"])
+                known = cell.get(line["threads"], 0) if run.get((id(cell), line["threads"])) == line["commit"] else 0
+                run[id(cell), line["threads"]] = line["commit"]
+                cell[line["threads"]] = max(known, line["tokens_per_s"])
         rows = []
         for (model, what), speeds in found.items():
             most = speeds.get(threads[-1], 0) / speeds[threads[0]] if threads[0] in speeds else 0

@@ -4,6 +4,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/mapped_file.h"
+#include "common/scheduling.h"
 #include "common/thrown.h"
 
 namespace carrel::kvstore {
@@ -37,6 +38,7 @@ absl::Status FilesAhead::status() const {
 }
 
 void FilesAhead::Run() {
+  WorkBehind();  // a loop over all cores waits for the one whose core was taken
   for (;;) {
     File next;
     {

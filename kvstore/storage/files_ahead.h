@@ -1,5 +1,6 @@
 // What:   files of a context that is still being computed go to where it will be, on a thread of this class's, in the
-//         order in which they are given. After a failure no more go: who publishes the context sends what is missing.
+//         order in which they are given. It, and whom it starts, compute behind others (common/scheduling.h): layers are being
+//         computed on the same cores. After a failure no more go: who publishes the context sends what is missing.
 // Edge:   Add never waits: what is not sent yet lies in files that are mapped.
 // Threads: Add and Finish from one.
 #pragma once

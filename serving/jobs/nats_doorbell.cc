@@ -81,7 +81,10 @@ class NatsDoorbell final : public Doorbell {
     const natsStatus subscribed =
         natsConnection_Subscribe(&subscription, connection, subject_.c_str(), &OnRing, &here_);
     subscription_.reset(subscription);
-    return Check(subscribed, "subscribing");
+    RETURN_IF_ERROR(Check(subscribed, "subscribing"));
+    // What is rung from now on is heard. A server that goes meanwhile is told again when it is back.
+    if (connected == NATS_OK) (void)natsConnection_FlushTimeout(connection, kConnectMs);
+    return absl::OkStatus();
   }
 
   absl::Status Ring() override {

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/checksum.h"
@@ -11,6 +12,11 @@
 namespace carrel {
 
 bool Answered(const absl::Status& status) { return status.GetPayload(kAnsweredUrl).has_value(); }
+
+bool SaysServerIsGone(const absl::Status& status) {
+  return absl::IsCancelled(status) || absl::StartsWith(status.message(), "Received RST_STREAM") ||
+         absl::StartsWith(status.message(), "Stream removed");
+}
 
 std::string ContextHeaderValue(absl::string_view context) {
   std::string value;

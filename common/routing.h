@@ -20,6 +20,9 @@ inline constexpr char kContextHeader[] = "carrel-context";
 inline constexpr char kAnsweredMetadata[] = "carrel-answered";
 inline constexpr char kAnsweredUrl[] = "carrel/answered";
 bool Answered(const absl::Status& status);
+// Whether that of a call which nobody here cancelled is what gRPC says itself, beside Unavailable, of a server that
+// stops, or that died, or whose stream a proxy reset.
+bool SaysServerIsGone(const absl::Status& status);
 std::string ContextHeaderValue(absl::string_view context);
 
 // Places in the order in which a context prefers them: highest-random-weight (rendezvous) hashing, so that of N

@@ -15,6 +15,15 @@ TEST(RoutingTest, ContextHeaderValue_IsAsciiAndOfNamesThatStoresTakeTheNameItsel
   EXPECT_EQ(ContextHeaderValue(""), "");
 }
 
+TEST(RoutingTest, SaysServerIsGone_WhatGrpcSaysItself) {
+  EXPECT_TRUE(SaysServerIsGone(absl::CancelledError("CANCELLED")));
+  EXPECT_TRUE(SaysServerIsGone(absl::InternalError("Received RST_STREAM with error code 2")));
+  EXPECT_TRUE(SaysServerIsGone(absl::UnknownError("Stream removed")));
+  EXPECT_FALSE(SaysServerIsGone(absl::OkStatus()));
+  EXPECT_FALSE(SaysServerIsGone(absl::InternalError("a fault of the server's own")));
+  EXPECT_FALSE(SaysServerIsGone(absl::NotFoundError("no such context")));
+}
+
 std::vector<std::string> Named(const std::vector<size_t>& order,
                                const std::vector<std::string>& places) {
   std::vector<std::string> named;

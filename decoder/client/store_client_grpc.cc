@@ -10,7 +10,6 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/strings/match.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "carrel/v1/retrieval.grpc.pb.h"
@@ -200,11 +199,8 @@ bool GrpcStoreClient::Receive(v1::SessionReply reply) {
 }
 
 absl::Status GrpcStoreClient::ended() const {
-  // What refuses an Open keeps its code. Cancelled is none: we cancel nothing that is waited for, a
-  // server that stops does. Nor is what gRPC says itself of a stream that a proxy or a dying server reset.
-  const bool reset = absl::StartsWith(end_.message(), "Received RST_STREAM") ||
-                     absl::StartsWith(end_.message(), "Stream removed");
-  const bool broken = open_ || end_.ok() || absl::IsCancelled(end_) || reset;
+  // What refuses an Open keeps its code.
+  const bool broken = open_ || end_.ok() || SaysServerIsGone(end_);
   return broken ? BrokenStream(end_) : end_;
 }
 

@@ -7,9 +7,12 @@
 #include <filesystem>
 
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "carrel/v1/context.grpc.pb.h"
 #include "common/test_util.h"
 #include "kvstore/engine/engine.h"
+#include "kvstore/service/context_client.h"
 #include "kvstore/service/server.h"
 #include "kvstore/service/service_test_util.h"
 #include "kvstore/service/session_registry.h"
@@ -256,6 +259,28 @@ TEST(HostOfPeer, LosesThePort) {
   EXPECT_EQ(HostOfPeer("ipv6:%5B::1%5D:443"), "ipv6:%5B::1%5D");
   EXPECT_EQ(HostOfPeer("unix:/run/carrel.sock"), "unix");
   EXPECT_EQ(HostOfPeer("unix:"), "unix");
+}
+
+// As gRPC ends calls that run when a server stops.
+class StoppingService final : public v1::ContextService::Service {
+  grpc::Status Get(grpc::ServerContext* context, const v1::GetRequest*, v1::GetResponse*) override {
+    context->TryCancel();
+    return grpc::Status::OK;
+  }
+};
+
+TEST(ContextClientTest, AServerThatStopsInACall_IsUnavailable) {
+  StoppingService service;
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(&service);
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  ASSERT_NE(server, nullptr);
+  const std::string address = absl::StrCat("127.0.0.1:", port);
+  ContextClient client(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()), address,
+                       absl::Seconds(60), "");
+  EXPECT_THAT(client.Get("report"), StatusIs(StatusCode::kUnavailable, address));
 }
 
 }  // namespace

@@ -77,6 +77,9 @@ class WarmCall final : public grpc::ClientReadReactor<v1::WarmReply> {
           absl::UnavailableError("the server stopped without saying that the context is here"));
     }
     absl::Status told(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+    if (SaysServerIsGone(told)) {
+      told = absl::UnavailableError(absl::StrCat("the server is gone: ", told.message()));
+    }
     if (context_.GetServerTrailingMetadata().count(kAnsweredMetadata) > 0) {
       told.SetPayload(kAnsweredUrl, absl::Cord("1"));
     }
@@ -109,7 +112,10 @@ struct ContextClient::Server {
   // Who answers, for failures of the connection; what the server itself says stays as it is.
   absl::Status Told(const grpc::Status& of) const {
     const absl::Status status(static_cast<absl::StatusCode>(of.error_code()), of.error_message());
-    if (!absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status)) return status;
+    if (!absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status) &&
+        !SaysServerIsGone(status)) {
+      return status;
+    }
     const std::string& message = of.error_message();
     // How gRPC words what a server of TLS does with a client that does not speak it.
     const bool tls = hints.plain && (absl::StrContains(message, "Socket closed") ||

@@ -115,7 +115,7 @@ class Bench:
         command = [self.flags.peer, PEER, part, "--gguf", self.flags.model, "--document", self.cut(tokens), "--continuation",
                    empty, "--prompt", PROMPT, "--folder", folder, "--out", out, "--threads", str(threads), "--count",
                    str(self.flags.generate), "--repeat", str(self.flags.repeats), "--vocabulary", "0", "--every", "1",
-                   "--positions", str(int(tokens * 1.3) + 1024), "--prefix", "0"]
+                   "--positions", str(int(tokens * 1.3) + 1024), "--prefix", "0", "--sample", str(self.flags.peer_sample)]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                               check=False, timeout=1200)
         if done.returncode != 0:
@@ -124,7 +124,8 @@ class Bench:
             found = json.load(file)
         row = {"what": part, "program": "llama.cpp", "length": tokens, "threads": threads}
         if part == "prefill":
-            self.write({**row, "tokens": found["tokens"], "tokens_per_s": found["prefill_tokens_per_s"]})
+            self.write({**row, "tokens": found["tokens"], "tokens_per_s": found["prefill_tokens_per_s"],
+                        **({"sampled": found["sampled"]} if "sampled" in found else {})})
         else:
             self.write({**row, "setting": "dense", "tokens_per_s": 1000 / found["ms_per_token"], "ids": 0})
 
@@ -205,6 +206,8 @@ def parse():
     parser.add_argument("--text", required=True)
     parser.add_argument("--out", required=True)
     parser.add_argument("--peer", help="python of an environment that has xllamacpp")
+    parser.add_argument("--peer-sample", type=int, default=0, metavar="TOKENS",
+                        help="it reads so many of a text's middle, behind rows that repeat; default: it reads all")
     parser.add_argument("--commit", help="of the program, where git does not tell")
     parser.add_argument("--folder", help="for stores; default: a temporary one, deleted at the end")
     parser.add_argument("--lengths", default="7k", help="tokens, about; default 7k")

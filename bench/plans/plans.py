@@ -134,7 +134,7 @@ class Bench:
             for _ in range(flags.repeats):
                 for way in ["auto", *flags.ways]:
                     self.ask(length, way)
-        if flags.clients:
+        for _ in range(flags.api_repeats if flags.clients else 0):
             for way in ["auto", *flags.api_ways]:
                 self.clients(way, flags.clients)
 
@@ -169,6 +169,7 @@ def main():
     parser.add_argument("--ways", nargs="*", default=None, help="beside the default; by default all of the device")
     parser.add_argument("--clients", nargs="*", type=int, default=[], help="of carrel api; none: it is not run")
     parser.add_argument("--api-ways", nargs="*", default=[], help="beside the default")
+    parser.add_argument("--api-repeats", type=int, default=1, help="in turns")
     parser.add_argument("--generate", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=11, help="in turns")
     parser.add_argument("--out", default="out/bench/plans.jsonl")

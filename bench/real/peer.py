@@ -11,8 +11,12 @@ import sys
 import time
 import urllib.request
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import slot
+
 START = time.monotonic()
 SLOT = "document.slot"
+BEGINNING = "beginning.slot"
 
 
 class Peer:
@@ -80,6 +84,23 @@ def prefill(args, peer, document):
             **({"ids": document} if args.prefix > 0 else {})}
 
 
+def prefill_sample(args, peer, document):
+    """Reads the document's middle alone: a token's time grows evenly with what is before it. The rows before it, and those
+    that decoding goes on from, are the beginning's (slot.py)."""
+    beginning = os.path.join(args.folder, BEGINNING)
+    if not os.path.exists(beginning):
+        peer.complete(document[:args.sample], 0)
+        peer.post("/slots/0?action=save", {"filename": BEGINNING})
+    first = (len(document) - args.sample) // 2
+    slot.lengthen(beginning, document[:first], os.path.join(args.folder, SLOT))
+    peer.post("/slots/0?action=restore", {"filename": SLOT})
+    timings = peer.complete(document[:first + args.sample], 0)["timings"]
+    slot.lengthen(beginning, document, os.path.join(args.folder, SLOT))
+    if abs(timings["prompt_n"] - args.sample) > 8:
+        raise SystemExit(f"peer: read {timings['prompt_n']} tokens of {args.sample}")
+    return {"prefill_tokens_per_s": timings["prompt_per_second"], "tokens": len(document), "sampled": timings["prompt_n"]}
+
+
 def decode(args, peer, document):
     before = time.monotonic()
     restored = peer.post("/slots/0?action=restore", {"filename": SLOT})
@@ -112,15 +133,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=["prefill", "decode"])
     # vocabulary: 0 for no probabilities; every: at each such token of the continuation; prefix: so
-    # many tokens are read, 0 all
+    # many tokens are read, 0 all; sample: prefill reads so many of the middle, 0 all
     for name in ("gguf", "document", "continuation", "prompt", "folder", "out"):
         parser.add_argument("--" + name, required=True)
     for name in ("threads", "count", "repeat", "vocabulary", "every", "positions", "prefix"):
         parser.add_argument("--" + name, type=int, required=True)
+    parser.add_argument("--sample", type=int, default=0)
     args = parser.parse_args()
     peer = Peer(args, args.positions)
     document = peer.tokens(read_text(args.document))
-    result = (prefill if args.part == "prefill" else decode)(args, peer, document)
+    part = decode if args.part == "decode" else prefill_sample if 0 < args.sample < len(document) / 2 else prefill
+    result = part(args, peer, document)
     with open(args.out, "w", encoding="utf-8") as file:
         json.dump(result, file)
     return 0

@@ -48,7 +48,7 @@ class Bench:
     def on_own_cores(self, work):
         """Seconds of `work` and what it returns, whose processes have the first cores alone, where these are set: a process takes those of its parent."""
         before = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, range(self.args.cores) if self.args.cores else before)
+        os.sched_setaffinity(0, sorted(before)[:self.args.cores] if self.args.cores else before)
         start = time.monotonic()
         done = work()
         seconds = time.monotonic() - start
@@ -137,7 +137,7 @@ def main():
     parser.add_argument("--document", type=path, default=ROOT / "models/demo/docs/registry-8k.txt")
     parser.add_argument("--characters", type=int, default=24000, help="of the document, from its start")
     parser.add_argument("--threads", type=int, default=2, help="of prefill and replica; what is left is the bucket's")
-    parser.add_argument("--cores", type=int, default=0, help="that prefill and pull run on, from core 0; the bucket has the others (default: all share all)")
+    parser.add_argument("--cores", type=int, default=0, help="that prefill and pull run on, the first ones; the bucket has the others (default: all share all)")
     parser.add_argument("--device", default="cpu", help="of prefill (default cpu)")
     parser.add_argument("--bucket-disk", type=path, help="folder under which the bucket keeps its volumes: a disk that prefill does not write to (default: beside the stores)")
     parser.add_argument("--rclone", type=path, help="beside prefill it writes the same objects into the bucket")
@@ -148,7 +148,7 @@ def main():
         parser.error("counts are 1 or more")
     if not 0 <= args.cores < len(os.sched_getaffinity(0)):
         parser.error(f"--cores {args.cores}: fewer than the {len(os.sched_getaffinity(0))} that there are")
-    others = set(range(args.cores, os.cpu_count())) & os.sched_getaffinity(0)
+    others = set(sorted(os.sched_getaffinity(0))[args.cores:])
     folder = pathlib.Path(tempfile.mkdtemp(prefix="carrel-cold-"))
     disk = pathlib.Path(tempfile.mkdtemp(prefix="carrel-cold-", dir=args.bucket_disk))
     for volume in (f"volume{i + 1}" for i in range(3)):

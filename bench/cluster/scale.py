@@ -126,7 +126,7 @@ class Bench:
     def start(self, replicas, cache_bytes):
         c, each = self.cluster, self.args.cores_each
         for i in range(replicas):
-            c.cores[f"api{i + 1}"] = set(range(i * each, (i + 1) * each))
+            c.cores[f"api{i + 1}"] = set(sorted(os.sched_getaffinity(0))[i * each:(i + 1) * each])
         c.start_api(replicas, cache_bytes=str(cache_bytes), more={
             "CARREL_API_THREADS": str(each), "CARREL_API_MODEL_NAME": "bench", "CARREL_API_PLAN": self.args.plan,
             "CARREL_API_MAX_SEQUENCES": "0", "CARREL_API_MAX_OPEN_CONTEXTS": str(self.args.contexts)})

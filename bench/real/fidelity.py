@@ -90,7 +90,9 @@ class Bench:
             logits = self.path("logits.safetensors")
             done = self.carrel("ask", "--store", self.path("store"), "--context", name,
                                "--prompt-tokens", self.path(name + "-continuation.json"),
-                               "--max-tokens", "1", "--lab", "logits=" + logits, *flags)
+                               "--max-tokens", "1", "--lab", "logits=" + logits,
+                               # Else a prompt on a GPU attends to all, and nothing is measured.
+                               "--lab", "prompt-rows=chosen", *flags)
             found = log_probabilities(logits)[:128]
             os.remove(logits)
             rows = done.get("stats", {}).get("rows_per_layer_and_token")

@@ -94,7 +94,7 @@ class Plans(Section):
     """bench/plans: the default beside each way by name."""
     title, command = "The plan beside every way by name", "./run bench plans MODEL"
     text = ("Tokens per second, all clients together, of greedy answers: without a flag, and with each way that "
-            "`--plan` can fix. `ask`: the median of runs in turns; clients: over `carrel api`, one run.\n\n*Of the best* compares the "
+            "`--plan` can fix. `ask`: the median of runs in turns; clients: over `carrel api`, likewise. Each way's newest run counts.\n\n*Of the best* compares the "
             "default with the fastest way by name; where it is that way itself, what is left is noise. Ways that select rows "
             "promise the default fidelity's error of 3% (below: what questions measure); dense ones lose nothing.")
 
@@ -106,7 +106,7 @@ class Plans(Section):
         of_commit = {(line["machine"], line["model"], line["length"], line["commit"]): line["tokens"] for line in read}
         for key, group in grouped(timed, "machine", "cores", "model", "length", "clients").items():
             machine, cores, model, length, clients = key
-            speeds = {way: statistics.median(line["tokens_per_s"] for line in of_way)
+            speeds = {way: statistics.median(line["tokens_per_s"] for line in of_way if line["commit"] == of_way[-1]["commit"])
                       for (way,), of_way in grouped(group, "way").items()}
             taken = next(line["taken"] for line in group if line["way"] == "auto")
             named = {way: speed for way, speed in speeds.items() if way != "auto"}

@@ -51,8 +51,8 @@ kvstore::IndexParams Kind(kvstore::IndexKind kind) {
   return params;
 }
 
-// Prefills the document as "flat" (and "hnsw") into a fresh store; false if the document is not
-// here.
+// Prefills the document as "flat" (its rows are "hnsw", too) into a fresh store; false if the document is
+// not here.
 bool Prefill(const std::string& folder, const std::string& document, bool hnsw) {
   const auto tokens = testing_world::DocumentTokens(document);
   if (absl::IsNotFound(tokens.status())) return false;
@@ -61,7 +61,7 @@ bool Prefill(const std::string& folder, const std::string& document, bool hnsw) 
       testing_world::PrefillContext(folder, "flat", *tokens, Kind(kvstore::IndexKind::kFlat)));
   if (hnsw) {
     CARREL_EXPECT_OK(
-        testing_world::PrefillContext(folder, "hnsw", *tokens, Kind(kvstore::IndexKind::kHnsw)));
+        testing_world::ReindexContext(folder, "flat", "hnsw", Kind(kvstore::IndexKind::kHnsw)));
   }
   return true;
 }

@@ -13,6 +13,7 @@
 #include "library/mapped_rows.h"
 #include "library/store_access.h"
 #include "prefill/prefill.h"
+#include "prefill/reindex.h"
 #include "tests/demo_gguf.h"
 #include "tests/tensor_file.h"
 
@@ -116,6 +117,16 @@ absl::Status PrefillContext(const std::string& store_folder, const std::string& 
   config.device = device;
   Progress progress(Progress::Mode::kQuiet);
   return prefill::RunPrefill(config, checkpoint, tokens, *store, Pool(), progress).status();
+}
+
+absl::Status ReindexContext(const std::string& store_folder, const std::string& from,
+                            const std::string& name, const kvstore::IndexParams& index) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::Store> store,
+                   kvstore::Store::Open(store_folder, kvstore::StoreMode::kReadWrite));
+  const prefill::ReindexConfig config = {
+      .store_folder = store_folder, .from = from, .name = name, .index = index};
+  Progress progress(Progress::Mode::kQuiet);
+  return prefill::Reindex(config, *store, Pool(), progress).status();
 }
 
 struct EmbeddedDecoder::Access {

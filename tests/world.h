@@ -39,6 +39,10 @@ absl::Status PrefillContext(const std::string& store_folder, const std::string& 
                             model::Device device = model::Device::kCpu,
                             const model::Checkpoint& checkpoint = DemoCheckpoint());
 
+// The rows of `from` under another name, with an index of this kind.
+absl::Status ReindexContext(const std::string& store_folder, const std::string& from,
+                            const std::string& name, const kvstore::IndexParams& index);
+
 // A decoder over an embedded store (StoreAccess), kept alive together.
 // Puts something between a decoder and its store.
 using StoreClientWrapper =

@@ -3,7 +3,8 @@
 
   prefill   into a folder, and straight into the bucket (`prefill --store s3://...`), in turns: seconds, and their ratio; CPU seconds
             of the program alone, which count where the bucket computes on the same cores (--cores gives each its own). With
-            --rclone a third takes turns: it writes the same objects into the bucket, which is the least that a push can take there
+            --rclone two more take turns: it writes the same objects into the bucket, which is the least that a push can take there;
+            and a prefill goes into a folder while it writes them as fast, from the bucket's cores: what the machine alone loses
   cold      `carrel pull` alone; then a replica of `carrel api` with an empty cache is asked: seconds until the first token, cold and
             once the context is there. "beyond_pull_s" is cold less the replica's own pull
 
@@ -68,8 +69,8 @@ class Bench:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, said.get("bytes_ahead", 0) / max(1, said.get("bytes", 1))
 
-    def written(self, i):
-        """Seconds in which rclone writes the first round's objects into another prefix of the bucket."""
+    def copy(self, i, *limit):
+        """rclone's command that writes the first round's objects into another prefix of the bucket, and its environment."""
         objects = self.cluster.folder / "objects"
         environment = {**os.environ, **self.cluster.credentials("admin"), "RCLONE_CONFIG": "/dev/null", "RCLONE_CONFIG_S_TYPE": "s3",
                        "RCLONE_CONFIG_S_PROVIDER": "Other", "RCLONE_CONFIG_S_ENV_AUTH": "true", "RCLONE_CONFIG_S_FORCE_PATH_STYLE": "true",
@@ -78,22 +79,41 @@ class Bench:
         copy = [self.args.rclone, "copy", "--transfers", "8", "--s3-no-check-bucket"]
         if not objects.exists():
             subprocess.run([*copy, URI.replace("s3://", "s:"), objects], env=environment, check=True)
-        return self.on_own_cores(lambda: subprocess.run([*copy, objects, URI.replace("s3://", "s:") + f"-written-{i}"], env=environment, check=True))[0]
+        return [*copy, *limit, objects, URI.replace("s3://", "s:") + f"-{i}"], environment
+
+    def written(self, i):
+        command, environment = self.copy(f"written-{i}")
+        return self.on_own_cores(lambda: subprocess.run(command, env=environment, check=True))[0]
+
+    def beside(self, i, seconds):
+        """Seconds of a prefill into a folder while the bucket takes as many bytes in `seconds` from others."""
+        command, environment = self.copy(f"beside-{i}", "--bwlimit", f"{int(self.size()['bytes'] / seconds)}B")
+        store = self.cluster.folder / "beside"
+        others = self.cluster.cores.get("others", os.sched_getaffinity(0))
+        with subprocess.Popen(command, env=environment, preexec_fn=lambda: os.sched_setaffinity(0, others)) as copying:
+            found = self.prefill(store, f"beside-{i}")[0]
+            if copying.wait() != 0:
+                raise Failed("rclone failed")
+        shutil.rmtree(store)
+        return found
 
     def prefills(self):
-        folders, buckets, written = [], [], []
+        folders, buckets, written, beside = [], [], [], []
         for i in range(self.args.rounds):
             store = self.cluster.folder / f"store{i}"
             ways = [lambda: folders.append(self.prefill(store, f"round-{i}")), lambda: buckets.append(self.prefill(URI, f"round-{i}"))]
             for way in ways if i % 2 == 0 else reversed(ways):
                 way()
             shutil.rmtree(store)
-            written += [self.written(i)] if self.args.rclone else []
-            self.tell("prefill", folder_s=folders[-1][0], bucket_s=buckets[-1][0], sent_ahead=buckets[-1][2], **({"written_s": written[-1]} if written else {}))
+            if self.args.rclone:
+                written.append(self.written(i))
+                beside.append(self.beside(i, folders[-1][0]))
+            self.tell("prefill", folder_s=folders[-1][0], bucket_s=buckets[-1][0], sent_ahead=buckets[-1][2],
+                      **({"written_s": written[-1], "beside_s": beside[-1]} if written else {}))
         (one, one_cpu, _), (other, other_cpu, ahead) = (map(statistics.median, zip(*way)) for way in (folders, buckets))
         self.tell("prefill", rounds=self.args.rounds, folder_s=one, bucket_s=other, bucket_of_folder=other / one, folder_cpu_s=one_cpu,
                   bucket_cpu_s=other_cpu, sent_ahead=ahead, tokens=self.size()["tokens"], bytes=self.size()["bytes"],
-                  **({"written_s": statistics.median(written)} if written else {}))
+                  **({"written_s": statistics.median(written), "beside_s": statistics.median(beside)} if written else {}))
 
     def size(self):
         return next(one for one in json.loads(self.cluster.run("ls", "--store", URI, "--json").stdout)["contexts"]

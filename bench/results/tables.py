@@ -195,7 +195,7 @@ class Cores(Section):
     """bench/cores: how prefill and decoding grow with threads."""
     title, command = "Threads", "./run bench cores MODEL"
     text = ("Tokens per second. Products: matrices of the model's shapes alone, 128 tokens at a time; weights: reading them once per "
-            "token, which no decoding beats. The newest run of each cell counts, the best of it.\n\nllama.cpp reads the same text and goes on from its saved rows. At 3742ee19 it reads 1,024 tokens of the text's middle, behind rows that repeat: a token's time grows evenly with what is before it (0.5B at 7k, 16 threads: 298 tokens/s so, 319 read whole). The cores of a virtual machine "
+            "token, which no decoding beats. The newest run of each cell counts, the best of it.\n\nllama.cpp reads the same text and goes on from its saved rows. At 3742ee19 it reads 1,024 tokens of the text's middle, behind rows that repeat: a token's time grows evenly with what is before it (0.5B at 7k, 16 threads: 298 tokens/s so, 319 read whole).\n\nThe cores of a virtual machine "
             "are not all one's own: the floors of one run and the next differ by a third ([decision 096](decisions/096-all-the-cores.md)).")
 
     def table(self):

@@ -195,7 +195,7 @@ class Cores(Section):
     """bench/cores: how prefill and decoding grow with threads."""
     title, command = "Threads", "./run bench cores MODEL"
     text = ("Tokens per second. Products: matrices of the model's shapes alone, 128 tokens at a time; weights: reading them once per "
-            "token, which no decoding beats. The newest run of each cell counts, the best of it.\n\nllama.cpp reads the same text and goes on from its saved rows. At 3742ee19 it reads 1,024 tokens of the text's middle, behind rows that repeat: a token's time grows evenly with what is before it (0.5B at 7k, 16 threads: 298 tokens/s so, 319 read whole).\n\nThe cores of a virtual machine "
+            "token, which no decoding beats. The newest run of each cell counts, the best of it.\n\nllama.cpp reads the same text, or a sample of its middle, since a token's time grows evenly with what is before it; it goes on from saved rows.\n\nThe cores of a virtual machine "
             "are not all one's own: the floors of one run and the next differ by a third ([decision 096](decisions/096-all-the-cores.md)).")
 
     def table(self):
@@ -218,7 +218,19 @@ class Cores(Section):
             most = speeds.get(threads[-1], 0) / speeds[threads[0]] if threads[0] in speeds else 0
             rows.append([f"{model}: {what}", *(f"{speeds[n]:,.0f}" if n in speeds else "-" for n in threads),
                          f"{most:.2f}" if most else "-"])
-        return table(["", *(f"{n} threads" for n in threads), "times"], rows)
+        return table(["", *(f"{n} threads" for n in threads), "times"], rows) + self.samples()
+
+    def samples(self):
+        """What a sample of a text's middle stands for, where the same run has the whole text, too."""
+        speeds = {}
+        for line in self.lines:
+            if line["what"] == "prefill" and line["program"] == "llama.cpp":
+                key = line["commit"], short(line["model"]), line["tokens"], line["threads"]
+                speeds.setdefault(key, {})[line.get("sampled", 0)] = line["tokens_per_s"]
+        said = [f"{model}, {tokens:,} tokens, {threads} threads: {of[sampled]:,.0f} tokens/s so, {of[0]:,.0f} read whole"
+                for (_, model, tokens, threads), of in speeds.items() if 0 in of for sampled in of if sampled]
+        tokens = sorted({sampled for of in speeds.values() for sampled in of if sampled})
+        return f"\n\nWith {spoken(tokens)} tokens of a text's middle as a sample, behind rows that repeat: {joined(said)}." if said else ""
 
 
 class Choices(Section):

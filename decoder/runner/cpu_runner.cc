@@ -163,10 +163,10 @@ class BatchAttention final : public model::SequencesAttention {
     const int64_t units =
         first.repositioned() ? 0 : (group.tokens + together - 1) / together * shape_.kv_heads;
     const int64_t asks = window > 0 || !group.answered.ok() ? 0 : 1;
-    // Side by side: KV heads are few, and whoever has no head of the zone to look at has the window's. A
-    // thread that is alone takes the zone last: its answer is on its way.
+    // Side by side: KV heads are few, and whoever has no head of the zone to look at has the window's, and
+    // then helps with the zone. A thread that is alone takes the zone last: its answer is on its way.
     const int64_t zone_unit = pool_->threads() > 0 ? asks - 1 : units + asks - 1;
-    pool_->ParallelFor(units + asks, [&](int64_t i) {
+    pool_->ParallelForOfLoops(units + asks, [&](int64_t i) {
       if (asks > 0 && i == zone_unit) {
         group.answered = first.zone().Finish(layer, input.q, group.tokens, group.zone);
       } else {

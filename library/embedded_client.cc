@@ -2,7 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
-#include <algorithm>
+#include <atomic>
 #include <deque>
 #include <string>
 #include <utility>
@@ -41,22 +41,6 @@ Counter& ReplyBytes() {
   return total;
 }
 
-// The whole of a reply with want ATTEND.
-absl::Status CopyAttended(Reply& reply, const AttentionShape& shape, retrieval::AttendReply& to) {
-  RETURN_IF_ERROR(
-      TakePieces(reply, INT64_MAX / 2, [&](const std::vector<retrieval::Piece>& pieces) {
-        for (const retrieval::Piece& piece : pieces) {
-          const int64_t q_head =
-              piece.token * shape.q_heads + int64_t{piece.kv_head.value()} * shape.group();
-          std::copy(piece.out.begin(), piece.out.end(), to.out + q_head * shape.head_dim);
-          std::copy(piece.lse.begin(), piece.lse.end(), to.lse + q_head);
-        }
-      }));
-  CARREL_CHECK(reply.done());
-  to.statistics = reply.statistics();
-  return absl::OkStatus();
-}
-
 // What a client and the engine's tasks for it share.
 //
 // Invariants
@@ -83,14 +67,8 @@ class Conversation : public std::enable_shared_from_this<Conversation> {
     absl::MutexLock lock(&mu_);
     return !end_.ok();
   }
-  int64_t bytes_sent() const {
-    absl::MutexLock lock(&mu_);
-    return bytes_sent_;
-  }
-  int64_t bytes_received() const {
-    absl::MutexLock lock(&mu_);
-    return bytes_received_;
-  }
+  int64_t bytes_sent() const { return bytes_sent_; }
+  int64_t bytes_received() const { return bytes_received_; }
 
  private:
   struct Part {
@@ -130,8 +108,7 @@ class Conversation : public std::enable_shared_from_this<Conversation> {
   absl::CondVar changed_;
   absl::flat_hash_map<RequestId, Request> requests_ ABSL_GUARDED_BY(mu_);
   absl::Status end_ ABSL_GUARDED_BY(mu_);
-  int64_t bytes_sent_ ABSL_GUARDED_BY(mu_) = 0;
-  int64_t bytes_received_ ABSL_GUARDED_BY(mu_) = 0;
+  std::atomic<int64_t> bytes_sent_{0}, bytes_received_{0};
 };
 
 absl::StatusOr<retrieval::Opened> Conversation::Open(const retrieval::OpenRequest& open) {
@@ -170,7 +147,8 @@ absl::StatusOr<bool> Conversation::Note(RequestId id, const std::string& what, i
 }
 
 absl::Status Conversation::Send(RequestId id, retrieval::Query query, bool later) {
-  ASSIGN_OR_RETURN(const bool goes_on, Note(id, Describe(query), query.bytes()));
+  ASSIGN_OR_RETURN(const bool goes_on,
+                   Note(id, retrieval::DescribeQuery(query.layer), query.bytes()));
   if (!goes_on) return absl::OkStatus();
   {
     absl::MutexLock lock(&mu_);
@@ -339,34 +317,29 @@ absl::StatusOr<retrieval::Part> Conversation::Next(RequestId id, ThreadPool* poo
 
 absl::Status Conversation::Attend(RequestId id, retrieval::Query query,
                                   retrieval::AttendReply& reply, ThreadPool& pool) {
-  const std::string what = Describe(query);
+  const Layer layer = query.layer;
   {
     absl::MutexLock lock(&mu_);
     if (end_.ok() && session_ == nullptr) {
       end_ = absl::FailedPreconditionError("the first request of a session must be open");
     }
-    if (!end_.ok()) return retrieval::AnnotateOnce(end_, what);
+    if (!end_.ok()) return retrieval::AnnotateOnce(end_, retrieval::DescribeQuery(layer));
   }
   const AttentionShape& shape = session_->context()->shape();
   const int64_t heads = query.tokens * shape.q_heads, sent = query.bytes();
-  const auto answer = [&]() -> absl::Status {
-    absl::StatusOr<std::unique_ptr<Reply>> made;
-    ASSIGN_OR_RETURN(
-        const Session::Task task,
-        session_->Accept(id, kvstore::QueryRequest{std::move(query)},
-                         [&](absl::StatusOr<std::unique_ptr<Reply>> of) { made = std::move(of); }));
-    task(pool);
-    RETURN_IF_ERROR(made.status());
-    return CopyAttended(**made, shape, reply);
-  };
-  const absl::Status status = CatchThrown("query", answer);
+  const absl::Status status = CatchThrown("query", [&]() -> absl::Status {
+    kvstore::QueryRequest request{std::move(query)};
+    request.out = reply.out;
+    request.lse = reply.lse;
+    ASSIGN_OR_RETURN(reply.statistics, session_->Attend(id, std::move(request), pool));
+    return absl::OkStatus();
+  });
   if (!status.ok()) {
     CountFailure(status);
-    return Annotate(status, what);
+    return Annotate(status, retrieval::DescribeQuery(layer));
   }
   reply.bytes = heads * (shape.head_dim + 1) * static_cast<int64_t>(sizeof(float));
   ReplyBytes().Add(reply.bytes);
-  absl::MutexLock lock(&mu_);
   bytes_sent_ += sent;
   bytes_received_ += reply.bytes;
   return absl::OkStatus();

@@ -10,9 +10,7 @@ namespace carrel::retrieval {
 std::string Describe(const OpenRequest& open) {
   return absl::StrCat("open context ", Shown(open.context));
 }
-std::string Describe(const Query& query) {
-  return absl::StrCat("query layer ", query.layer.value());
-}
+std::string DescribeQuery(Layer layer) { return absl::StrCat("query layer ", layer.value()); }
 std::string Describe(const Fetch& fetch) {
   return absl::StrCat("fetch rows of layer ", fetch.layer.value());
 }

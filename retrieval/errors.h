@@ -10,7 +10,7 @@
 namespace carrel::retrieval {
 
 std::string Describe(const OpenRequest& open);
-std::string Describe(const Query& query);
+std::string DescribeQuery(Layer layer);
 std::string Describe(const Fetch& fetch);
 
 // What the store said is not said twice.

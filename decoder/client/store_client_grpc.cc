@@ -259,7 +259,7 @@ absl::StatusOr<RequestId> GrpcStoreClient::Send(retrieval::Query query) {
   if (query.scan) return absl::UnimplementedError("a store elsewhere searches its index");
   v1::SessionRequest request;
   ToWire(query, shape_, *request.mutable_query());
-  return SendRequest(Describe(query), request);
+  return SendRequest(retrieval::DescribeQuery(query.layer), request);
 }
 
 absl::StatusOr<RequestId> GrpcStoreClient::Send(retrieval::Fetch fetch) {

@@ -124,6 +124,7 @@ absl::Status QueryReply::Run(ThreadPool& pool, absl::Duration waited) {
 
 absl::Status QueryReply::OpenHeads() {
   heads_.clear();
+  heads_.reserve(static_cast<size_t>(context().shape().kv_heads));
   for (int32_t h = 0; h < context().shape().kv_heads; ++h) {
     ASSIGN_OR_RETURN(heads_.emplace_back(), context().Head(request_.layer, KvHead(h)));
   }
@@ -136,8 +137,10 @@ absl::Status QueryReply::RunOnce(ThreadPool& pool) {
   units_.clear();
   units_.resize(static_cast<size_t>(request_.tokens * shape.kv_heads));
   if (request_.want == Want::kAttend) {
-    out_.resize(static_cast<size_t>(request_.tokens * shape.q_heads * shape.head_dim));
-    lse_.resize(static_cast<size_t>(request_.tokens * shape.q_heads));
+    const int64_t heads = request_.tokens * shape.q_heads;
+    if (request_.out == nullptr) own_.resize(static_cast<size_t>(heads * (shape.head_dim + 1)));
+    out_ = request_.out != nullptr ? request_.out : own_.data();
+    lse_ = request_.out != nullptr ? request_.lse : out_ + heads * shape.head_dim;
   }
   if (select::IsAll(request_.selection)) {
     for (Unit& unit : units_) unit.rows = request_.want == Want::kAttend ? 0 : zone_.rows();
@@ -379,13 +382,15 @@ absl::Status QueryReply::RunAttendAll(ThreadPool& pool) {
   const AttentionShape& shape = context().shape();
   const std::vector<RowRange> cut =
       AttendCut(zone_, request_.tokens, shape.kv_heads, pool.threads() + 1);
-  std::fill(lse_.begin(), lse_.end(), -INFINITY);
+  const int64_t heads = request_.tokens * shape.q_heads, floats = heads * shape.head_dim;
+  std::fill_n(out_, floats, 0.0f);
+  std::fill_n(lse_, heads, -INFINITY);
   // The states of part 0 are out_ and lse_; those of the others follow one another here.
   const size_t others = cut.empty() ? 0 : cut.size() - 1;
-  const auto out = std::make_unique_for_overwrite<float[]>(others * out_.size());
-  const auto lse = std::make_unique_for_overwrite<float[]>(others * lse_.size());
-  const auto out_of = [&](size_t p) { return p == 0 ? out_.data() : &out[(p - 1) * out_.size()]; };
-  const auto lse_of = [&](size_t p) { return p == 0 ? lse_.data() : &lse[(p - 1) * lse_.size()]; };
+  const auto out = std::make_unique_for_overwrite<float[]>(others * static_cast<size_t>(floats));
+  const auto lse = std::make_unique_for_overwrite<float[]>(others * static_cast<size_t>(heads));
+  const auto out_of = [&](size_t p) { return p == 0 ? out_ : &out[(p - 1) * floats]; };
+  const auto lse_of = [&](size_t p) { return p == 0 ? lse_ : &lse[(p - 1) * heads]; };
   const auto merge = [&](int32_t kv_head, size_t into, size_t p) {
     for (int64_t token = 0; token < request_.tokens; ++token) {
       const int64_t row = token * shape.q_heads + kv_head * shape.group();

@@ -6,6 +6,7 @@
 //         ATTEND: (out, lse) by Run.
 // Errors: DataLoss; ResourceExhausted an index beyond the budget; of Run also Cancelled, and
 //         DeadlineExceeded: what is past its deadline is not computed, or no further.
+// Ownership: the memory that a request names for out and lse outlives this.
 #pragma once
 
 #include <cstdint>
@@ -44,6 +45,8 @@ class QueryReply : public Reply {
   absl::Status Next(int64_t max_bytes, std::vector<Piece>& pieces) override;
   absl::StatusOr<bool> Confirm() override;
   const QueryStatistics& statistics() const override { return statistics_; }
+  const std::shared_ptr<CandidateSet>& among() const { return among_; }
+  const std::shared_ptr<CandidateSet>& found() const { return found_; }
 
  private:
   // One token and KV head.
@@ -119,7 +122,9 @@ class QueryReply : public Reply {
   const RowRange zone_;
   std::vector<std::shared_ptr<const MappedHead>> heads_;  // [kv_heads]
   std::vector<Unit> units_;                               // [tokens, kv_heads]
-  std::vector<float> out_, lse_;                          // ATTEND: [tokens, q_heads, ...]
+  // ATTEND: [tokens, q_heads, ...], the request's or here.
+  float *out_ = nullptr, *lse_ = nullptr;
+  std::vector<float> own_;
   QueryStatistics statistics_;
   int64_t seen_ = 0;  // what Look gave when heads_ were opened, and after what was computed
   size_t next_unit_ = 0, first_unit_ = 0;  // of the next pieces, of those handed out last

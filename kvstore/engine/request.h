@@ -35,6 +35,7 @@ struct OpenRequest : retrieval::OpenRequest {
 };
 struct QueryRequest : retrieval::Query {
   Deadline deadline = kNoDeadline;
+  float *out = nullptr, *lse = nullptr;  // where Session::Attend puts them, as AttendReply's
 };
 struct FetchRequest : retrieval::Fetch {
   Deadline deadline = kNoDeadline;

@@ -85,13 +85,20 @@ void DeclareMetrics() {
   }
 }
 
-void CountAnswer(RequestKind kind, absl::string_view index, absl::Duration queued,
-                 absl::Duration searched, int64_t rows) {
+int IndexSeries(absl::string_view index) {
   int i = 0;
   while (i + 1 < kIndexNames && IndexName(i) != index) ++i;
-  const Series& series = AllSeries()[static_cast<size_t>(kind)][static_cast<size_t>(i)];
-  series.queued->Add(absl::ToDoubleMicroseconds(queued));
-  series.searched->Add(absl::ToDoubleMicroseconds(searched));
+  return i;
+}
+
+void CountAnswer(RequestLatencies& latencies, RequestKind kind, int index_series,
+                 absl::Duration queued, absl::Duration searched, int64_t rows) {
+  const auto i = static_cast<size_t>(kind);
+  const Series& series = AllSeries()[i][static_cast<size_t>(index_series)];
+  const double queued_us = absl::ToDoubleMicroseconds(queued);
+  const double searched_us = absl::ToDoubleMicroseconds(searched);
+  for (Histogram* to : {series.queued, &latencies.queued[i]}) to->Add(queued_us);
+  for (Histogram* to : {series.searched, &latencies.searched[i]}) to->Add(searched_us);
   series.rows->Add(rows);
 }
 

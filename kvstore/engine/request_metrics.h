@@ -26,9 +26,10 @@ struct RequestLatencies {
 // the first scrape.
 void DeclareMetrics();
 
-// index: as a manifest names it, "auto" among them; "" for requests that search none.
-void CountAnswer(RequestKind kind, absl::string_view index, absl::Duration queued,
-                 absl::Duration searched, int64_t rows);
+// Which series count an index. index: as a manifest names it, "auto" among them; "" for requests that search none.
+int IndexSeries(absl::string_view index);
+void CountAnswer(RequestLatencies& latencies, RequestKind kind, int index_series,
+                 absl::Duration queued, absl::Duration searched, int64_t rows);
 
 // A request or session that a limit or a right turned away. reason: one of few fixed words ("queue",
 // "sessions", "in_flight", "result_bytes", "open_contexts", "draining", ...).

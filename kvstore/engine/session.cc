@@ -18,13 +18,6 @@ namespace {
 
 static_assert(static_cast<int>(RequestKind::kAttend) == static_cast<int>(Want::kAttend));
 
-void AddLatency(RequestLatencies* latencies, RequestKind kind, absl::Duration queued,
-                absl::Duration searched) {
-  const auto i = static_cast<size_t>(kind);
-  latencies->queued[i].Add(absl::ToDoubleMicroseconds(queued));
-  latencies->searched[i].Add(absl::ToDoubleMicroseconds(searched));
-}
-
 // Who looks for candidates, if any are looked for: they are set once, come what may.
 class Finder {
  public:
@@ -52,6 +45,7 @@ Session::Session(std::shared_ptr<OpenContext> context, RowRange zone,
       zone_(zone),
       query_drift_(std::move(drift)),
       config_(config),
+      index_series_(IndexSeries(context_->manifest().index().kind())),
       queue_(queue),
       latencies_(latencies),
       account_(std::make_shared<ByteBudget::Account>(budget)),
@@ -131,8 +125,8 @@ void Session::Remember(uint64_t request_id, std::shared_ptr<CandidateSet> candid
   }
 }
 
-absl::StatusOr<Session::Task> Session::Accept(uint64_t request_id, QueryRequest request,
-                                              Done done) {
+absl::StatusOr<std::unique_ptr<QueryReply>> Session::Begin(uint64_t request_id,
+                                                           QueryRequest request) {
   if (int64_t* max_rows = select::MaxRows(request.selection); max_rows && *max_rows == 0)
     *max_rows = config_.max_top_k;
   RETURN_IF_ERROR(ValidateQuery(request, *context_, config_));
@@ -141,30 +135,42 @@ absl::StatusOr<Session::Task> Session::Accept(uint64_t request_id, QueryRequest 
     ASSIGN_OR_RETURN(among, FindCandidates(request));
   }
   const int64_t bytes = QueryReply::ResultBytes(request, *context_, zone_);
-  const Want want = request.want;
   if (request.speculative && request.want == Want::kIds) {
     ASSIGN_OR_RETURN(ByteBudget::Charge charge, account_->Take("query: candidates", bytes));
     found = std::make_shared<CandidateSet>(request.layer, request.tokens, bytes, std::move(charge));
   }
   ASSIGN_OR_RETURN(Slot slot, Admit("query", request_id, request.bytes(), bytes));
-  auto reply = std::make_shared<std::unique_ptr<QueryReply>>(
-      std::make_unique<QueryReply>(std::move(request), std::move(slot), among, found));
-  if (found != nullptr) Remember(request_id, found);
-  const absl::Time accepted = absl::Now();
-  // Runs once: std::function must be copyable, hence the shared pointer.
-  const auto kind = static_cast<RequestKind>(want);
-  Task run = [latencies = latencies_, context = context_, kind, reply, accepted,
-              done = std::move(done),
-              found = std::make_shared<Finder>(std::move(found))](ThreadPool& pool) {
+  auto reply = std::make_unique<QueryReply>(std::move(request), std::move(slot), std::move(among),
+                                            std::move(found));
+  if (reply->found() != nullptr) Remember(request_id, reply->found());
+  return reply;
+}
+
+absl::Status Session::Answer(QueryReply& reply, absl::Time accepted, ThreadPool& pool) const {
+  const absl::Time start = absl::Now();
+  RETURN_IF_ERROR(CatchThrown("query", [&] { return reply.Run(pool, start - accepted); }));
+  CountAnswer(*latencies_, static_cast<RequestKind>(reply.format().want), index_series_,
+              start - accepted, absl::Now() - start, reply.statistics().rows);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<QueryStatistics> Session::Attend(uint64_t request_id, QueryRequest request,
+                                                ThreadPool& pool) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<QueryReply> reply, Begin(request_id, std::move(request)));
+  RETURN_IF_ERROR(Answer(*reply, absl::Now(), pool));
+  return reply->statistics();
+}
+
+absl::StatusOr<Session::Task> Session::Accept(uint64_t request_id, QueryRequest request,
+                                              Done done) {
+  ASSIGN_OR_RETURN(std::unique_ptr<QueryReply> begun, Begin(request_id, std::move(request)));
+  const std::shared_ptr<CandidateSet> among = begun->among();
+  auto found = std::make_shared<Finder>(begun->found());
+  // Runs once: std::function must be copyable, hence the shared pointer. The reply keeps this session.
+  Task run = [this, reply = std::make_shared<std::unique_ptr<QueryReply>>(std::move(begun)),
+              accepted = absl::Now(), done = std::move(done), found](ThreadPool& pool) {
     std::unique_ptr<QueryReply> mine = std::move(*reply);
-    const absl::Time start = absl::Now();
-    const absl::Status status =
-        CatchThrown("query", [&] { return mine->Run(pool, start - accepted); });
-    if (status.ok()) {
-      AddLatency(latencies, kind, start - accepted, absl::Now() - start);
-      CountAnswer(kind, context->manifest().index().kind(), start - accepted, absl::Now() - start,
-                  mine->statistics().rows);
-    }
+    const absl::Status status = Answer(*mine, accepted, pool);
     found->Set(status, *mine);
     if (status.ok()) return done(std::move(mine));
     mine.reset();
@@ -190,8 +196,8 @@ absl::StatusOr<Session::Task> Session::Accept(uint64_t request_id, FetchRequest 
         const absl::Time start = absl::Now();
         const absl::Status status = CatchThrown("fetch rows", [&] { return mine->Run(); });
         if (status.ok()) {
-          AddLatency(latencies, RequestKind::kFetch, start - accepted, absl::Now() - start);
-          CountAnswer(RequestKind::kFetch, "", start - accepted, absl::Now() - start, 0);
+          CountAnswer(*latencies, RequestKind::kFetch, IndexSeries(""), start - accepted,
+                      absl::Now() - start, 0);
         }
         if (status.ok()) return done(std::move(mine));
         mine.reset();

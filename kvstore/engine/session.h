@@ -1,10 +1,10 @@
 // What:   one decoder's use of a context: its zone, its requests in flight, the candidates that it
 //         asked for ahead. The engine's threads answer what is submitted; who would wait for an answer
-//         anyway can accept a request and answer it on his own thread.
-// Errors: of Submit and Accept: InvalidArgument the request; ResourceExhausted a limit (names it). Afterwards
-//         `done` gets what went wrong. A request that fails leaves the session usable.
+//         anyway can accept a request and answer it on his own thread, or Attend at once.
+// Errors: of Submit, Accept and Attend: InvalidArgument the request; ResourceExhausted a limit (names it).
+//         Afterwards `done` gets what went wrong, or Attend gives it. A request that fails leaves the session usable.
 // Ownership: queue and latencies are the engine's, which outlives its sessions.
-// Threads: one thread submits and accepts; Cancel from any. done runs on an engine thread or where an
+// Threads: one thread submits, accepts and attends; Cancel from any. done runs on an engine thread or where an
 //          accepted request is answered, and not at all if Submit or Accept fails.
 //
 // Invariants
@@ -35,6 +35,7 @@
 namespace carrel::kvstore {
 
 class CandidateSet;
+class QueryReply;
 
 class Session : public std::enable_shared_from_this<Session> {
  public:
@@ -58,6 +59,10 @@ class Session : public std::enable_shared_from_this<Session> {
   absl::StatusOr<Task> Accept(uint64_t request_id, FetchRequest request, Done done);
   // Calls it, which answers that request, on an engine thread in this session's turn.
   absl::Status Enqueue(const char* what, uint64_t request_id, Task task);
+  // Accepts a query with want ATTEND that names no candidates, and answers it at once: out and lse are
+  // written where it says.
+  absl::StatusOr<QueryStatistics> Attend(uint64_t request_id, QueryRequest request,
+                                         ThreadPool& pool);
   // What waits is dropped and what runs stops soon: done gets Cancelled.
   void Cancel() { cancelled_.store(true); }
 
@@ -88,6 +93,9 @@ class Session : public std::enable_shared_from_this<Session> {
   absl::StatusOr<Slot> Admit(const char* what, uint64_t request_id, int64_t request_bytes,
                              int64_t result_bytes);
   void Release(uint64_t request_id);
+  absl::StatusOr<std::unique_ptr<QueryReply>> Begin(uint64_t request_id, QueryRequest request);
+  // Runs what began, and counts it.
+  absl::Status Answer(QueryReply& reply, absl::Time accepted, ThreadPool& pool) const;
   absl::StatusOr<std::shared_ptr<CandidateSet>> FindCandidates(const QueryRequest& request);
   void Remember(uint64_t request_id, std::shared_ptr<CandidateSet> candidates);
   void Unremember(uint64_t request_id);
@@ -96,6 +104,7 @@ class Session : public std::enable_shared_from_this<Session> {
   const RowRange zone_;
   const std::shared_ptr<const OpenContext::QueryDrift> query_drift_;
   const EngineConfig config_;
+  const int index_series_;
   WorkQueue* const queue_;
   RequestLatencies* const latencies_;
   const std::shared_ptr<ByteBudget::Account> account_;

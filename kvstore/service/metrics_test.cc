@@ -129,7 +129,9 @@ TEST(MetricsTextTest, AnsweredAndRefusedRequests_AreCounted) {
   EXPECT_EQ(Value(after, refused) - Value(before, refused), 1);
   EXPECT_EQ(Value(after, "carrel_sessions"), 1);
   // An index that a manifest invents is counted under no name of its own.
-  CountAnswer(RequestKind::kIds, "evil{}\n", absl::ZeroDuration(), absl::ZeroDuration(), 1);
+  RequestLatencies latencies;
+  CountAnswer(latencies, RequestKind::kIds, IndexSeries("evil{}\n"), absl::ZeroDuration(),
+              absl::ZeroDuration(), 1);
   EXPECT_THAT(text(), testing::Not(testing::HasSubstr("evil")));
 }
 

@@ -183,12 +183,13 @@ absl::Status QueryReply::ForEach(ThreadPool& pool, int64_t count,
 absl::Status QueryReply::ForEachUnit(ThreadPool& pool,
                                      absl::FunctionRef<absl::Status(int64_t, int32_t)> body) {
   const int64_t tokens = request_.tokens, units = tokens * context().shape().kv_heads;
-  // Where threads have nothing else to do, one of them looks after the budget meanwhile.
+  // Where threads have nothing else to do, one of them looks after the budget meanwhile, and at the
+  // files: the look after the last read, which all wait for, then finds the kernel's memory in a cache.
   const int64_t beside = SharesUnits(pool) ? 1 : 0;
   return ForEach(pool, units + beside, [&](int64_t i) -> absl::Status {
     if (i == units) {
       context().EnforceBudget();
-      return absl::OkStatus();
+      return context().Look(request_.layer).status();
     }
     if (beside > 0) {
       context().TouchAlone(request_.layer);

@@ -24,6 +24,16 @@ void DenseAttention::PackRows(Position begin, Position end) {
   });
 }
 
+// Fewer where threads would wait: a unit is to be small beside what each has.
+int64_t DenseAttention::HeadsTogether(int64_t tiles) const {
+  constexpr int64_t kUnitsEach = 4;
+  const int64_t group = shape_.group(), wanted = kUnitsEach * (pool_->threads() + 1);
+  int64_t together = kernels::PrefillHeadsTogether(group, shape_.head_dim);
+  while (together > 1 && tiles * shape_.kv_heads * ((group + together - 1) / together) < wanted)
+    --together;
+  return together;
+}
+
 void DenseAttention::AttendBlock(const model::AttentionInput& input, float* attended) {
   if (!windows_.empty() && windows_[input.layer.value()] > 0) {
     return AttendWindow(input, windows_[input.layer.value()], attended);
@@ -32,20 +42,23 @@ void DenseAttention::AttendBlock(const model::AttentionInput& input, float* atte
   if (pack) PackRows(input.first_position, input.first_position + input.n);
   const int64_t d = shape_.head_dim;
   const int64_t tiles = (input.n + kernels::kPrefillQueryTile - 1) / kernels::kPrefillQueryTile;
-  pool_->ParallelFor(tiles * shape_.q_heads, [&](int64_t unit) {
+  const int64_t together = HeadsTogether(tiles), parts = (shape_.group() + together - 1) / together;
+  pool_->ParallelFor(tiles * shape_.kv_heads * parts, [&](int64_t unit) {
     thread_local std::vector<float> scratch;
-    scratch.resize(static_cast<size_t>(kernels::PrefillAttentionScratchFloats(d)));
-    const int64_t q_head = unit % shape_.q_heads;
-    const int64_t begin = unit / shape_.q_heads * kernels::kPrefillQueryTile;
+    scratch.resize(static_cast<size_t>(kernels::PrefillAttentionScratchFloats(d, together)));
+    const int64_t kv_head = unit / parts % shape_.kv_heads, first = unit % parts * together;
+    const int64_t q_head = kv_head * shape_.group() + first;
+    const int64_t begin = unit / parts / shape_.kv_heads * kernels::kPrefillQueryTile;
     const int64_t stride = int64_t{shape_.q_heads} * d;
     auto params = kernels::OfHeads<kernels::PrefillAttentionParams>(shape_);
     params.q = input.q + begin * stride + q_head * d;
     params.q_stride = stride;
     params.n = std::min(kernels::kPrefillQueryTile, input.n - begin);
+    params.heads = std::min(together, shape_.group() - first);
     params.first_position = input.first_position + begin;
-    params.k = k(q_head / shape_.group());
-    params.v = v(q_head / shape_.group());
-    if (pack) params.packed = packed_[q_head / shape_.group()].data();
+    params.k = k(kv_head);
+    params.v = v(kv_head);
+    if (pack) params.packed = packed_[kv_head].data();
     params.out = attended + begin * stride + q_head * d;
     params.out_stride = stride;
     kernels::PrefillAttention(params, scratch.data());

@@ -1,7 +1,7 @@
 // What:   attention of prefill over every earlier token: causal and dense; in layers with a sliding
 //         window, over the newest tokens alone.
-// Threads: the work is spread in units of (q head, kernels::kPrefillQueryTile tokens): bits do not
-//         depend on the pool.
+// Threads: the work is spread in units of (some q heads of a KV head, kernels::kPrefillQueryTile tokens):
+//         bits do not depend on the pool.
 // Cost:   with AMX, as much memory again as the layer's rows take: they are packed for it.
 #pragma once
 
@@ -25,6 +25,7 @@ class DenseAttention final : public LayerAttention {
 
  private:
   void AttendBlock(const model::AttentionInput& input, float* attended) override;
+  int64_t HeadsTogether(int64_t tiles) const;
   void PackRows(Position begin, Position end);
   void AttendWindow(const model::AttentionInput& input, int64_t window, float* attended);
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "common/status.h"
 #include "kernels/attention/prefill_attention/prefill_attention_amx.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -31,21 +32,23 @@ namespace carrel::kernels::HWY_NAMESPACE {
 
 // What one panel of queries carries from key block to key block; arrays of the scratch.
 struct Panel {
-  float* q;       // [head_dim, width], scaled
-  float* out;     // [head_dim, width], sum of weight * v
-  float* max;     // [width]
-  float* sum;     // [width], sum of weights
+  float* q;    // [head_dim, width], scaled
+  float* out;  // [head_dim, width], sum of weight * v
+  float* max;  // [width]
+  float* sum;  // [width], sum of weights
+  int64_t head;
   int64_t first;  // position of the first query
   int64_t queries;
 };
 
 int64_t PanelWidth() { return 2 * static_cast<int64_t>(hn::Lanes(FloatTag())); }
 
-void PackPanel(const PrefillAttentionParams& p, int64_t begin, const Panel& panel) {
+void PackPanel(const PrefillAttentionParams& p, const Panel& panel) {
   const int64_t width = PanelWidth();
   std::fill_n(panel.q, p.head_dim * width, 0.0f);
   for (int64_t i = 0; i < panel.queries; ++i) {
-    const float* row = p.q + (begin + i) * p.q_stride;
+    const float* row =
+        p.q + panel.head * p.head_dim + (panel.first - p.first_position + i) * p.q_stride;
     for (int64_t c = 0; c < p.head_dim; ++c) panel.q[c * width + i] = row[c] * p.scale;
   }
   std::fill_n(panel.out, p.head_dim * width, 0.0f);
@@ -114,10 +117,11 @@ void PanelStep(const PrefillAttentionParams& p, const Panel& panel, int64_t firs
                                     });
 }
 
-void WritePanel(const PrefillAttentionParams& p, int64_t begin, const Panel& panel) {
+void WritePanel(const PrefillAttentionParams& p, const Panel& panel) {
   const int64_t width = PanelWidth();
   for (int64_t i = 0; i < panel.queries; ++i) {
-    float* row = p.out + (begin + i) * p.out_stride;
+    float* row =
+        p.out + panel.head * p.head_dim + (panel.first - p.first_position + i) * p.out_stride;
     const float factor = 1.0f / panel.sum[i];
     for (int64_t c = 0; c < p.head_dim; ++c) row[c] = panel.out[c * width + i] * factor;
   }
@@ -128,8 +132,8 @@ void PrefillAttentionImpl(const PrefillAttentionParams& p, float* scratch) {
   float* scores = scratch;
   float* keep = scores + kKeyBlock * kMaxPanel;
   float* next = keep + kMaxPanel;
-  Panel panels[kPrefillQueryTile / 2];  // two lanes at least
-  const int64_t count = (p.n + width - 1) / width;
+  Panel panels[kMostPrefillHeads * kPrefillQueryTile / 2];  // two lanes at least
+  const int64_t of_head = (p.n + width - 1) / width, count = p.heads * of_head;
   for (int64_t i = 0; i < count; ++i) {
     Panel& panel = panels[i];
     panel.q = next;
@@ -137,9 +141,11 @@ void PrefillAttentionImpl(const PrefillAttentionParams& p, float* scratch) {
     panel.max = panel.out + p.head_dim * width;
     panel.sum = panel.max + width;
     next = panel.sum + width;
-    panel.first = p.first_position + i * width;
-    panel.queries = std::min(width, p.n - i * width);
-    PackPanel(p, i * width, panel);
+    panel.head = i / of_head;
+    const int64_t begin = i % of_head * width;
+    panel.first = p.first_position + begin;
+    panel.queries = std::min(width, p.n - begin);
+    PackPanel(p, panel);
   }
   // Blocks begin at multiples of kKeyBlock from position 0, whatever the tile, so that a token's
   // result does not depend on the tile it is in.
@@ -149,7 +155,7 @@ void PrefillAttentionImpl(const PrefillAttentionParams& p, float* scratch) {
       if (visible > 0) PanelStep(p, panels[i], key, std::min(visible, kKeyBlock), scores, keep);
     }
   }
-  for (int64_t i = 0; i < count; ++i) WritePanel(p, i * width, panels[i]);
+  for (int64_t i = 0; i < count; ++i) WritePanel(p, panels[i]);
 }
 
 }  // namespace carrel::kernels::HWY_NAMESPACE
@@ -162,15 +168,26 @@ HWY_EXPORT(PrefillAttentionImpl);
 
 namespace {
 constexpr int64_t kAlignFloats = 16;  // one cache line
+
+// Queries and sums of a tile.
+int64_t CarriedFloats(int64_t head_dim) { return kPrefillQueryTile * (2 * head_dim + 2); }
+}  // namespace
+
+int64_t PrefillAttentionScratchFloats(int64_t head_dim, int64_t heads) {
+  return kAlignFloats + std::max(PrefillAttentionInPartsScratchFloats(head_dim, heads),
+                                 (kKeyBlock + 1) * kMaxPanel + heads * CarriedFloats(head_dim));
 }
 
-int64_t PrefillAttentionScratchFloats(int64_t head_dim) {
-  return kAlignFloats +
-         std::max(PrefillAttentionInPartsScratchFloats(head_dim),
-                  (kKeyBlock + 1) * kMaxPanel + kPrefillQueryTile * (2 * head_dim + 2));
+int64_t PrefillHeadsTogether(int64_t group, int64_t head_dim) {
+  constexpr int64_t kCarriedBytes = 512 << 10;
+  const auto bytes = CarriedFloats(head_dim) * static_cast<int64_t>(sizeof(float));
+  const int64_t most = std::clamp<int64_t>(kCarriedBytes / bytes, 1, kMostPrefillHeads);
+  const int64_t parts = (group + most - 1) / most;
+  return (group + parts - 1) / parts;
 }
 
 void PrefillAttention(const PrefillAttentionParams& params, float* scratch) {
+  CARREL_CHECK(params.heads >= 1 && params.heads <= kMostPrefillHeads);
   if (params.n == 0) return;
   const uintptr_t misaligned =
       reinterpret_cast<uintptr_t>(scratch) % (kAlignFloats * sizeof(float));

@@ -95,10 +95,11 @@ CARREL_AMX void PackKeys(const float* k, int64_t rows, int64_t head_dim, int64_t
 
 // What one panel of queries carries from key block to key block; arrays of the scratch.
 struct Panel {
-  uint16_t* q;    // tiles of pairs [2][head_dim / 32]{high, low}, scaled
-  float* out;     // [2][head_dim][16], sum of weight * v
-  float* max;     // [2][16], of scores in powers of two
-  float* sum;     // [2][16], sum of weights
+  uint16_t* q;  // tiles of pairs [2][head_dim / 32]{high, low}, scaled
+  float* out;   // [2][head_dim][16], sum of weight * v
+  float* max;   // [2][16], of scores in powers of two
+  float* sum;   // [2][16], sum of weights
+  int64_t head;
   int64_t first;  // position of the first query
   int64_t queries;
 };
@@ -109,12 +110,13 @@ struct Work {
   uint16_t* weights;  // tiles of pairs [2][kKeyBlock / 32]{high, low}
 };
 
-CARREL_AMX void StartPanel(const PrefillAttentionParams& p, int64_t begin, const Panel& panel) {
-  const int64_t padded = Padded(p.head_dim);
+CARREL_AMX void StartPanel(const PrefillAttentionParams& p, const Panel& panel) {
+  const int64_t padded = Padded(p.head_dim), begin = panel.first - p.first_position;
+  const float* const head = p.q + panel.head * p.head_dim;
   constexpr float kLog2E = 1.44269504f;
   for (int64_t t = 0; t < 2; ++t) {
     const int64_t rows = std::clamp<int64_t>(panel.queries - t * kTileRows, 0, kTileRows);
-    const float* const q = p.q + (rows > 0 ? (begin + t * kTileRows) * p.q_stride : 0);
+    const float* const q = head + (rows > 0 ? (begin + t * kTileRows) * p.q_stride : 0);
     amx::PackPairs<2>(q, rows, p.q_stride, p.head_dim, p.scale * kLog2E,
                       panel.q + t * 2 * kTileRows * padded);
   }
@@ -232,8 +234,9 @@ CARREL_AMX void PanelStep(const PackedRows& rows, const Panel& panel, int64_t fi
   AddValues(rows, first_key, keys, work.weights, panel.out);
 }
 
-CARREL_AMX void WritePanel(const PrefillAttentionParams& p, int64_t begin, const Panel& panel) {
-  const int64_t padded = Padded(p.head_dim);
+CARREL_AMX void WritePanel(const PrefillAttentionParams& p, const Panel& panel) {
+  const int64_t padded = Padded(p.head_dim), begin = panel.first - p.first_position;
+  float* const head = p.out + panel.head * p.head_dim;
   for (int64_t t = 0; t < 2; ++t) {
     const __m512 factor =
         _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_load_ps(panel.sum + t * kTileRows));
@@ -245,7 +248,7 @@ CARREL_AMX void WritePanel(const PrefillAttentionParams& p, int64_t begin, const
       }
       amx::TransposeTile(reinterpret_cast<uint16_t*>(tile));
       const int64_t columns = std::min<int64_t>(16, p.head_dim - c);
-      float* to = p.out + (begin + t * kTileRows) * p.out_stride + c;
+      float* to = head + (begin + t * kTileRows) * p.out_stride + c;
       for (int64_t i = 0; i < rows; ++i, to += p.out_stride) {
         _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1u << columns) - 1),
                               _mm512_load_ps(tile + i * 16));
@@ -271,8 +274,8 @@ CARREL_AMX void PackPrefillRows(const float* k, const float* v, int64_t begin, i
   }
 }
 
-int64_t PrefillAttentionInPartsScratchFloats(int64_t head_dim) {
-  return 2 * kPanel * kKeyBlock + kPrefillQueryTile * (2 * Padded(head_dim) + 2);
+int64_t PrefillAttentionInPartsScratchFloats(int64_t head_dim, int64_t heads) {
+  return 2 * kPanel * kKeyBlock + heads * kPrefillQueryTile * (2 * Padded(head_dim) + 2);
 }
 
 CARREL_AMX void PrefillAttentionInParts(const PrefillAttentionParams& p, float* scratch) {
@@ -280,8 +283,8 @@ CARREL_AMX void PrefillAttentionInParts(const PrefillAttentionParams& p, float* 
   const PackedRows rows = RowsAt(const_cast<float*>(p.packed), p.head_dim);
   const Work work{scratch, reinterpret_cast<uint16_t*>(scratch + kPanel * kKeyBlock)};
   float* next = scratch + 2 * kPanel * kKeyBlock;
-  Panel panels[kPrefillQueryTile / kPanel];
-  const int64_t count = CeilDivide(p.n, kPanel);
+  Panel panels[kMostPrefillHeads * kPrefillQueryTile / kPanel];
+  const int64_t of_head = CeilDivide(p.n, kPanel), count = p.heads * of_head;
   for (int64_t i = 0; i < count; ++i) {
     Panel& panel = panels[i];
     panel.q = reinterpret_cast<uint16_t*>(next);
@@ -289,9 +292,11 @@ CARREL_AMX void PrefillAttentionInParts(const PrefillAttentionParams& p, float* 
     panel.max = panel.out + kPanel * padded;
     panel.sum = panel.max + kPanel;
     next = panel.sum + kPanel;
-    panel.first = p.first_position + i * kPanel;
-    panel.queries = std::min(kPanel, p.n - i * kPanel);
-    StartPanel(p, i * kPanel, panel);
+    panel.head = i / of_head;
+    const int64_t begin = i % of_head * kPanel;
+    panel.first = p.first_position + begin;
+    panel.queries = std::min(kPanel, p.n - begin);
+    StartPanel(p, panel);
   }
   const amx::TileScope tiles;
   amx::Written();
@@ -303,7 +308,7 @@ CARREL_AMX void PrefillAttentionInParts(const PrefillAttentionParams& p, float* 
       if (visible > 0) PanelStep(rows, panels[i], key, std::min(visible, kKeyBlock), work);
     }
   }
-  for (int64_t i = 0; i < count; ++i) WritePanel(p, i * kPanel, panels[i]);
+  for (int64_t i = 0; i < count; ++i) WritePanel(p, panels[i]);
 }
 
 }  // namespace carrel::kernels
@@ -315,7 +320,7 @@ namespace carrel::kernels {
 bool PrefillAttentionPacksRows() { return false; }
 int64_t PackedPrefillRowsFloats(int64_t, int64_t) { return 0; }
 void PackPrefillRows(const float*, const float*, int64_t, int64_t, int64_t, float*) {}
-int64_t PrefillAttentionInPartsScratchFloats(int64_t) { return 0; }
+int64_t PrefillAttentionInPartsScratchFloats(int64_t, int64_t) { return 0; }
 void PrefillAttentionInParts(const PrefillAttentionParams&, float*) {
   CARREL_CHECK(false);  // nothing was packed
 }

@@ -6,7 +6,7 @@
 
 namespace carrel::kernels {
 
-int64_t PrefillAttentionInPartsScratchFloats(int64_t head_dim);
+int64_t PrefillAttentionInPartsScratchFloats(int64_t head_dim, int64_t heads);
 // params.packed is set, scratch on a cache line.
 void PrefillAttentionInParts(const PrefillAttentionParams& params, float* scratch);
 

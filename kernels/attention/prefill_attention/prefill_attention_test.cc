@@ -14,7 +14,7 @@ struct Case {
         q(RandomNormal(rng, n * stride, sigma)),
         k(RandomNormal(rng, (first + n) * dim)),
         v(RandomNormal(rng, (first + n) * dim)),
-        scratch(PrefillAttentionScratchFloats(dim)) {
+        scratch(PrefillAttentionScratchFloats(dim, heads)) {
     params = {.q = q.data(),
               .q_stride = stride,
               .n = n,
@@ -128,6 +128,35 @@ TEST_P(PrefillAttentionTest, TokensSplitAnywhere_SameBits) {
     }
     EXPECT_TRUE(SameBits(whole.span(), split.span())) << "n " << n << " head_dim " << dim;
   }
+}
+
+TEST_P(PrefillAttentionTest, HeadsTogether_MatchReference_AndEachAlone) {
+  for (int64_t trial = 0; trial < 12; ++trial) {
+    const int64_t heads = 1 + Below(kMostPrefillHeads), n = 1 + Below(kPrefillQueryTile);
+    const int64_t dim = trial % 2 == 0 ? 64 : 2 * (1 + Below(40));
+    Case c(rng_, Below(500), n, dim, 1.0f, heads);
+    c.params.heads = heads;
+    ExpectMatchesReference(c, Tolerance());
+    GuardedFloats whole(n * c.stride), alone(n * c.stride);
+    c.Run(0, n, whole.data());
+    c.params.heads = 1;
+    for (int64_t h = 0; h < heads; ++h, c.params.q += dim) c.Run(0, n, alone.data() + h * dim);
+    EXPECT_TRUE(SameBits(whole.span(), alone.span())) << "heads " << heads << " n " << n;
+  }
+}
+
+TEST_P(PrefillAttentionTest, HeadsOfAGroup_GoInEvenParts) {
+  for (int64_t group = 1; group <= 64; ++group) {
+    for (const int64_t dim : {32, 64, 80, 128, 256, 512}) {
+      const int64_t together = PrefillHeadsTogether(group, dim);
+      const int64_t parts = (group + together - 1) / together;
+      EXPECT_LE(together, std::min(group, kMostPrefillHeads));
+      EXPECT_LT(group - (parts - 1) * together, together + 1);
+      EXPECT_GE(group - (parts - 1) * together, 1);
+    }
+  }
+  EXPECT_EQ(PrefillHeadsTogether(6, 128), 3);
+  EXPECT_EQ(PrefillHeadsTogether(7, 64), 7);
 }
 
 TEST_P(PrefillAttentionTest, NoTokens_WritesNothing) {

@@ -82,7 +82,8 @@ class OpenAiService final : public ApiService {
 
   ~OpenAiService() override {
     if (http_ != nullptr) http_->Stop();  // no new requests,
-    brings_ = nullptr;                    // none that wait for a context,
+    // none that wait for a context (those on their way may come to it yet),
+    if (brings_ != nullptr) brings_->End();
     {
       absl::MutexLock lock(&later_mu_);
       later_ = nullptr;

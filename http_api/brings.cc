@@ -47,7 +47,7 @@ struct Brings::Shared {
 
 Brings::Brings(library::StoreAccess* store) : store_(store), shared_(std::make_shared<Shared>()) {}
 
-Brings::~Brings() {
+void Brings::End() {
   std::map<int64_t, std::shared_ptr<Shared::Waiting>> left;
   {
     absl::MutexLock lock(&shared_->mu);

@@ -1,6 +1,6 @@
 // What:   requests that wait for a context from elsewhere (library::StoreAccess::Bring), without holding a thread or a
-//         place among answers. The destructor ends all waits.
-// Errors: of done: those of the store; Unavailable the destructor ran.
+//         place among answers. End ends all waits.
+// Errors: of done: those of the store; Unavailable it has ended.
 // Threads: any. Callbacks run on the store's threads, or on the caller's: they must not wait for long.
 // Ownership: the store outlives it.
 #pragma once
@@ -17,7 +17,9 @@ namespace carrel::http_api {
 class Brings {
  public:
   explicit Brings(library::StoreAccess* store);
-  ~Brings();
+  ~Brings() { End(); }
+  // Who comes later is told at once.
+  void End();
 
   struct Waiter {
     bool later = false;  // as kvstore::ContextWaiter

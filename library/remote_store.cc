@@ -19,6 +19,7 @@
 #include "decoder/client/resuming_client.h"
 #include "decoder/client/store_client_grpc.h"
 #include "kvstore/service/context_client.h"
+#include "kvstore/service/warm_calls.h"
 #include "library/server_choice.h"
 
 namespace carrel::library {
@@ -169,8 +170,13 @@ class Servers {
 // Who waits for a context, through one server after the other.
 class Bringing : public std::enable_shared_from_this<Bringing> {
  public:
-  Bringing(std::shared_ptr<Servers> servers, std::string name, kvstore::ContextWaiter waiter)
-      : servers_(std::move(servers)), name_(std::move(name)), waiter_(std::move(waiter)) {
+  // calls: outlives what it calls back.
+  Bringing(std::shared_ptr<Servers> servers, kvstore::WarmCalls* calls, std::string name,
+           kvstore::ContextWaiter waiter)
+      : servers_(std::move(servers)),
+        calls_(calls),
+        name_(std::move(name)),
+        waiter_(std::move(waiter)) {
     order_ = servers_->choice().For(name_);
   }
 
@@ -188,13 +194,13 @@ class Bringing : public std::enable_shared_from_this<Bringing> {
       return waiter_.done(login.ok() ? channel.status() : login.status());
     }
     std::shared_ptr<void> handle =
-        kvstore::StartWarm(*channel, login->key, name_,
-                           {.progress =
-                                [self = shared_from_this()](const kvstore::ContextComes& comes) {
-                                  if (self->waiter_.progress) self->waiter_.progress(comes);
-                                },
-                            .done = [self = shared_from_this(), attempt](
-                                        const absl::Status& here) { self->Ended(attempt, here); }});
+        calls_->Start(*channel, login->key, name_,
+                      {.progress =
+                           [self = shared_from_this()](const kvstore::ContextComes& comes) {
+                             if (self->waiter_.progress) self->waiter_.progress(comes);
+                           },
+                       .done = [self = shared_from_this(), attempt](
+                                   const absl::Status& here) { self->Ended(attempt, here); }});
     absl::MutexLock lock(&mu_);
     // The next attempt may have begun, and ended, before this one had its handle.
     if (!dropped_ && tried_ == attempt + 1) handle_.swap(handle);
@@ -222,6 +228,7 @@ class Bringing : public std::enable_shared_from_this<Bringing> {
   }
 
   const std::shared_ptr<Servers> servers_;
+  kvstore::WarmCalls* const calls_;
   const std::string name_;
   const kvstore::ContextWaiter waiter_;
   std::vector<std::string> order_;
@@ -264,13 +271,14 @@ class RemoteStore final : public StoreAccess {
       waiter.done(begins);
       return nullptr;
     }
-    auto bringing = std::make_shared<Bringing>(servers_, name, std::move(waiter));
+    auto bringing = std::make_shared<Bringing>(servers_, &warm_calls_, name, std::move(waiter));
     bringing->Try();
     return std::shared_ptr<void>(nullptr, [bringing](void*) { bringing->Drop(); });
   }
 
  private:
   const std::shared_ptr<Servers> servers_;
+  kvstore::WarmCalls warm_calls_;
 };
 
 }  // namespace

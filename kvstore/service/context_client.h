@@ -13,7 +13,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "common/ids.h"
-#include "kvstore/engine/context_source.h"
 #include "kvstore/format/context_id.h"
 
 namespace grpc {
@@ -87,13 +86,5 @@ class ContextClient {
   absl::StatusOr<v1::TokensResponse> TokensFrom(const v1::TokensRequest& request);
   const std::unique_ptr<const Server> server_;
 };
-
-// One call of Warm, as a context source (kvstore/engine/context_source.h). No thread waits: callbacks run on
-// gRPC's threads. Errors of done: those of the server; Unavailable no server, or it is gone. A server without
-// this call (an older version): OK. The caller keeps the handle. Destroying it cancels the call; a callback that
-// runs at that moment finishes. key: presented; empty: none.
-std::shared_ptr<void> StartWarm(const std::shared_ptr<grpc::Channel>& channel,
-                                const std::string& key, const std::string& name,
-                                ContextWaiter waiter);
 
 }  // namespace carrel::kvstore

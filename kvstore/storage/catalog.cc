@@ -8,8 +8,6 @@
 #include "common/checksum.h"
 #include "common/status.h"
 #include "kvstore/format/context_name.h"
-#include "kvstore/storage/freed_files.h"
-#include "kvstore/storage/segment_file.h"
 #include "rocksdb/convenience.h"
 #include "rocksdb/metadata.h"
 
@@ -210,12 +208,10 @@ absl::Status HideContext(OpenDb& db, const CatalogEntry& entry) {
                    absl::StrCat("store ", db.folder, ": deleting context ", entry.name));
 }
 
-absl::Status FreeContext(OpenDb& db, const CatalogEntry& entry, const std::string& aside) {
+absl::Status FreeContext(OpenDb& db, const CatalogEntry& entry) {
   const auto [begin, end] = ContextKeyRange(entry.id);
   const rocksdb::Slice from = ToSlice(begin), to = ToSlice(end);
   const std::string what = absl::StrCat("store ", db.folder, ": freeing context ", entry.name);
-  const FreedFiles files(SegmentPaths(db, entry.id),
-                         absl::StrCat(aside, "/freed-", entry.id.ToString()));
   RETURN_IF_ERROR(FromRocks(
       rocksdb::DeleteFilesInRange(db.db.get(), db.segments, &from, &to, /*include_end=*/false),
       what));

@@ -55,8 +55,8 @@ absl::StatusOr<std::vector<CatalogEntry>> ReadCatalog(const OpenDb& db);
 // What stands under the manifest's key of a deleted context.
 std::string HiddenMark(ContextId id);
 absl::Status HideContext(OpenDb& db, const CatalogEntry& entry);  // durable
-// Frees the files of a hidden context and forgets it. aside: a folder of the same file system (freed_files.h).
-absl::Status FreeContext(OpenDb& db, const CatalogEntry& entry, const std::string& aside);
+// Frees the files of a hidden context and forgets it.
+absl::Status FreeContext(OpenDb& db, const CatalogEntry& entry);
 
 // Which name stands for which context, as of a reading of the whole catalog: who looks for one context reads its
 // entry alone. It says nothing that an entry itself would not: whoever finds one reads it and compares the name.

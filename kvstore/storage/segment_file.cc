@@ -160,14 +160,10 @@ absl::StatusOr<std::vector<std::shared_ptr<const SegmentFile>>> OpenSegmentFiles
   return files;
 }
 
-std::vector<std::string> SegmentPaths(const OpenDb& db, ContextId id) {
-  std::vector<std::string> paths;
-  for (const rocksdb::SstFileMetaData& meta : FilesOf(db, id)) paths.push_back(PathOf(meta));
-  return paths;
-}
-
 void MakeReadOnly(const OpenDb& db, ContextId id) {
-  for (const std::string& path : SegmentPaths(db, id)) (void)chmod(path.c_str(), S_IRUSR);
+  for (const rocksdb::SstFileMetaData& meta : FilesOf(db, id)) {
+    (void)chmod(PathOf(meta).c_str(), S_IRUSR);
+  }
 }
 
 }  // namespace carrel::kvstore

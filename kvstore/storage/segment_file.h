@@ -81,7 +81,6 @@ class SegmentFile {
 // All files of a context, ordered by key.
 absl::StatusOr<std::vector<std::shared_ptr<const SegmentFile>>> OpenSegmentFiles(const OpenDb& db,
                                                                                  ContextId id);
-std::vector<std::string> SegmentPaths(const OpenDb& db, ContextId id);  // in no order
 // Takes everybody's right to write from them: against accidents, so that a file system that knows no
 // such rights is no error.
 void MakeReadOnly(const OpenDb& db, ContextId id);

@@ -198,7 +198,7 @@ class StoreImpl : public Store {
     RETURN_IF_ERROR(FromErrorCode(error, publishing_));
     ASSIGN_OR_RETURN(const std::vector<CatalogEntry> entries, ReadCatalog(*db_));
     for (const CatalogEntry& entry : entries) {
-      if (entry.hidden) RETURN_IF_ERROR(FreeContext(*db_, entry, publishing_));
+      if (entry.hidden) RETURN_IF_ERROR(FreeContext(*db_, entry));
     }
     EndPublishedImports(imports(), [&](const std::string& id) {
       return std::any_of(entries.begin(), entries.end(),
@@ -336,9 +336,8 @@ class StoreImpl : public Store {
     ForgetNames();
     RETURN_IF_ERROR(
         Ingest(id, {{ManifestKey(id), value}, {ManifestKey(old.id), HiddenMark(old.id)}}, files));
-    return Annotate(FreeContext(*db_, old, publishing_),
-                    absl::StrCat("context ", name, " is upgraded, the ",
-                                 "space of the old one comes back later"));
+    return Annotate(FreeContext(*db_, old), absl::StrCat("context ", name, " is upgraded, the ",
+                                                         "space of the old one comes back later"));
   }
 
   absl::Status Delete(const std::string& name) override {
@@ -355,7 +354,7 @@ class StoreImpl : public Store {
     if (!ProbeRoom(folder_ + "/db", 0, kOpenRoom).ok()) ballast_.Free();
     absl::Status freed = HideContext(*db_, entry);
     const bool hidden = freed.ok();
-    if (hidden) freed = FreeContext(*db_, entry, publishing_);
+    if (hidden) freed = FreeContext(*db_, entry);
     ForgetName(entry.id, freed.ok());
     if (!hidden) return freed;
     ballast_.Make();

@@ -2,7 +2,7 @@
 
 #include "common/test_util.h"
 #include "kvstore/service/context_client.h"
-#include "retrieval/session.h"
+#include "library/embedded_client.h"  // sessions
 
 namespace carrel::http_api {
 namespace {

@@ -43,11 +43,17 @@ class Bench:
         self.flags, self.folder = flags, folder
         self.rows = []
         self.where = {**provenance.of(flags.device, flags.commit), "cores": len(os.sched_getaffinity(0))}
+        if flags.gpu_memory:
+            self.where["machine"] += f", {flags.gpu_memory} of it"
         with open(flags.text, "rb") as file:
             self.text = file.read()
 
     def device(self):
         return ["--device", self.flags.device]
+
+    def held(self):
+        """The device of who asks."""
+        return [*self.device(), *(["--gpu-memory", self.flags.gpu_memory] if self.flags.gpu_memory else [])]
 
     def write(self, row):
         row = {"bench": "plans", **self.where, "model": os.path.basename(self.flags.model), "device": self.flags.device, **row}
@@ -57,7 +63,9 @@ class Bench:
             file.write(json.dumps(row) + "\n")
 
     def prefill(self, length):
-        if last_json([self.flags.carrel, "inspect", f"d{length}", "--store", self.store(), "--json"]).get("tokens"):
+        there = last_json([self.flags.carrel, "inspect", f"d{length}", "--store", self.store(), "--json"]).get("tokens")
+        if there:
+            self.write({"what": "prefill", "length": length, "tokens": there})
             return
         wanted = int(length * self.flags.bytes_per_token)
         text = self.text * (1 + wanted // len(self.text))
@@ -76,7 +84,7 @@ class Bench:
     def ask(self, length, way):
         report = last_json([self.flags.carrel, "ask", "--model", self.flags.model, "--store", self.store(), "--context",
                             f"d{length}", "--max-tokens", str(self.flags.generate), "--lab", "ignore-eos", "--json",
-                            "--temperature", "0", "--plan", way, *self.device(), PROMPT])
+                            "--temperature", "0", "--plan", way, *self.held(), PROMPT])
         if "failed" in report:
             self.write({"what": "ask", "length": length, "way": way, "failed": report["failed"]})
             return
@@ -87,7 +95,7 @@ class Bench:
     def serve(self, way):
         server = subprocess.Popen([self.flags.carrel, "api", "--model", self.flags.model, "--store", self.store(),
                                    "--read-only", "--listen", "127.0.0.1:0", "--model-name", "m", "--max-answers", "64",
-                                   "--plan", way, *self.device()],
+                                   "--plan", way, *self.held()],
                                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         for line in server.stderr:
             if found := re.search(r"http://([0-9.:]+)/v1", line):
@@ -163,6 +171,7 @@ def main():
     parser.add_argument("model")
     parser.add_argument("--carrel", default="build/release/carrel")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--gpu-memory", metavar="SIZE", help="of ask and api, as 3GB: with less than the rows take they stay in pinned memory")
     parser.add_argument("--text", required=True, help="which is repeated where it is short")
     parser.add_argument("--lengths", nargs="+", default=["200", "2k", "8k", "32k"], help="tokens, about")
     parser.add_argument("--bytes-per-token", type=float, default=4.4)

@@ -6,7 +6,7 @@
 //          callback that runs at that moment finishes.
 // Threads: any. Callbacks run on this class's thread, which is there from the first call on; or on that of Start. The
 //          destructor cancels what runs and waits for it: it must not run on this class's own thread.
-// Source:  gRPC's callbacks would run on threads that end with the last channel: 1.51 breaks where a callback lets go of it.
+// Source:  decision 110: gRPC's own threads for callbacks end with the last channel that has any.
 #pragma once
 
 #include <memory>

@@ -79,6 +79,33 @@ TEST_F(AcceptedRequestTest, Dropped_GivesItsPlaceBackAndFailsWhoWaitsForItsCandi
   CARREL_EXPECT_OK(session_->Accept(1, ahead, [](auto) {}));  // the id is free
 }
 
+TEST_F(AcceptedRequestTest, AttendedAtOnce_WritesWhatAReplyHas_AndRefusesAllElse) {
+  ThreadPool pool(1);
+  QueryRequest request = Request(Want::kAttend);
+  const AttentionShape& shape = session_->context()->shape();
+  const auto heads = static_cast<size_t>(request.tokens * shape.q_heads);
+  std::vector<float> out(heads * shape.head_dim), lse(heads);
+  EXPECT_THAT(session_->Attend(1, request, pool),
+              StatusIs(StatusCode::kInvalidArgument, "memory of the caller"));
+  request.out = out.data();
+  request.lse = lse.data();
+  CARREL_ASSERT_OK(session_->Attend(1, request, pool));
+  const auto collected = AskAndCollect(*session_, 1, Request(Want::kAttend));  // the id is free
+  CARREL_ASSERT_OK(collected);
+  std::vector<float> out_of_reply, lse_of_reply;
+  for (const CollectedHead& head : collected->heads) {
+    out_of_reply.insert(out_of_reply.end(), head.out.begin(), head.out.end());
+    lse_of_reply.insert(lse_of_reply.end(), head.lse.begin(), head.lse.end());
+  }
+  EXPECT_EQ(out, out_of_reply);
+  EXPECT_EQ(lse, lse_of_reply);
+  request.want = Want::kIds;
+  EXPECT_EQ(session_->Attend(1, request, pool).status().code(), StatusCode::kInvalidArgument);
+  request.want = Want::kAttend;
+  request.among_candidates_of = 7;
+  EXPECT_EQ(session_->Attend(1, request, pool).status().code(), StatusCode::kInvalidArgument);
+}
+
 TEST_F(AcceptedRequestTest, PastItsDeadline_IsNotComputed) {
   ThreadPool pool(0);
   const auto past = std::chrono::steady_clock::now() - std::chrono::milliseconds(1);

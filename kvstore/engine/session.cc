@@ -156,6 +156,11 @@ absl::Status Session::Answer(QueryReply& reply, absl::Time accepted, ThreadPool&
 
 absl::StatusOr<QueryStatistics> Session::Attend(uint64_t request_id, QueryRequest request,
                                                 ThreadPool& pool) {
+  if (request.want != Want::kAttend || request.among_candidates_of != 0 || request.out == nullptr) {
+    return absl::InvalidArgumentError(
+        "query: what is attended at once wants ATTEND, of no candidates, into memory of the "
+        "caller");
+  }
   ASSIGN_OR_RETURN(const std::unique_ptr<QueryReply> reply, Begin(request_id, std::move(request)));
   RETURN_IF_ERROR(Answer(*reply, absl::Now(), pool));
   return reply->statistics();

@@ -512,4 +512,6 @@ absl::StatusOr<std::unique_ptr<LayerForward>> MakeCudaForward(const model::Check
   return forward;
 }
 
+void LeaveGpu() { (void)cudaDeviceReset(); }
+
 }  // namespace carrel::prefill

@@ -19,4 +19,6 @@ absl::StatusOr<std::unique_ptr<kvstore::Accelerator>> MakeCudaAccelerator(int64_
 
 int64_t CudaAcceleratorBytes(int64_t, bool) { return 0; }
 
+void LeaveGpu() {}
+
 }  // namespace carrel::prefill

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "absl/strings/str_format.h"
 #include "carrel/v1/context.pb.h"
@@ -189,6 +190,13 @@ std::function<void(const prefill::SealedLayer&)> AddingTo(Ahead& ahead) {
   };
 }
 
+// The GPU is left while what was computed is sent on: somebody else can have it, and the end of the process need not wait
+// for it.
+std::jthread LeavingGpu(const PrefillFlags& flags) {
+  if (flags.config.device != model::Device::kCuda) return {};
+  return std::jthread(prefill::LeaveGpu);
+}
+
 // Prefills in the folder, unless that is done, and moves the context from there to the server.
 absl::Status PrefillIntoServer(PrefillFlags& flags, const model::Checkpoint& checkpoint,
                                const std::vector<TokenId>& tokens, kvstore::Store& store,
@@ -201,6 +209,7 @@ absl::Status PrefillIntoServer(PrefillFlags& flags, const model::Checkpoint& che
                                              computed ? found->content_id() : ""));
   Progress progress(flags.quiet ? Progress::Mode::kQuiet : Progress::ModeFor(stderr));
   int64_t bytes_ahead = 0;
+  std::jthread leaving;
   if (!computed) {
     kvstore::FilesAhead ahead([&](const kvstore::FilesAhead::File& file,
                                   const std::function<bool()>& wanted) -> absl::Status {
@@ -212,6 +221,7 @@ absl::Status PrefillIntoServer(PrefillFlags& flags, const model::Checkpoint& che
     });
     flags.config.sealed = AddingTo(ahead);
     RETURN_IF_ERROR(PrefillHere(flags, checkpoint, tokens, store, pool, progress));
+    leaving = LeavingGpu(flags);
     progress.Update(1, "sending layers");
     if (const absl::Status sent = ahead.Finish(); !sent.ok()) {
       spdlog::warn("layers were not sent ahead: {}", sent.ToString());
@@ -251,11 +261,13 @@ absl::Status PrefillIntoBucket(PrefillFlags& flags, const kvstore::Bucket& bucke
   RETURN_IF_ERROR(kvstore::Pusher::CheckName(bucket, name, computed ? found->content_id() : ""));
   Progress progress(flags.quiet ? Progress::Mode::kQuiet : Progress::ModeFor(stderr));
   kvstore::PushAhead ahead(bucket);
+  std::jthread leaving;
   if (!computed) {
     flags.config.sealed = AddingTo(ahead);
     const absl::Status done = PrefillHere(flags, checkpoint, tokens, store, pool, progress);
     flags.config.sealed = nullptr;
     RETURN_IF_ERROR(done);
+    leaving = LeavingGpu(flags);
   }
   absl::StatusOr<kvstore::Pushed> pushed;
   {

@@ -161,15 +161,20 @@ class Promises(Section):
     title, command = "What fidelities promise, and what questions measure", "./run bench promises"
     text = ("The error of attention's output (root of the mean square over layers) that a fidelity promised of a document when it was "
             "read, and the one that `ask --stats` measured on three questions of a chat. Zones below 1,024 rows are attended to "
-            "whole: nothing is promised to be lost, and nothing is.")
+            "whole: nothing is promised to be lost, and nothing is. The newest run of each document counts.")
 
     @staticmethod
     def ratio(line):
         return line["measured"] / line["promised"] if line["promised"] > 0 else None
 
+    def newest(self):
+        """Of each model and document the lines of the run that was written last."""
+        last = {(line["model"], line["document"]): line["commit"] for line in self.lines}
+        return [line for line in self.lines if last[line["model"], line["document"]] == line["commit"]]
+
     def table(self):
         rows = []
-        for (model,), of_model in grouped(self.lines, "model").items():
+        for (model,), of_model in grouped(self.newest(), "model").items():
             for (document, tokens), group in grouped(of_model, "document", "tokens").items():
                 cells = []
                 for (_,), of_fidelity in grouped(group, "fidelity").items():
@@ -181,7 +186,7 @@ class Promises(Section):
 
     def after(self):
         said = []
-        for (model,), of_model in grouped(self.lines, "model").items():
+        for (model,), of_model in grouped(self.newest(), "model").items():
             documents = [[self.ratio(line) for line in group if self.ratio(line) is not None]
                          for group in grouped(of_model, "document", "fidelity").values()]
             documents = [ratios for ratios in documents if ratios]

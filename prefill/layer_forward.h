@@ -85,8 +85,8 @@ absl::StatusOr<std::unique_ptr<LayerForward>> MakeCudaForward(const model::Check
                                                               int64_t bytes_beside, int rows_ahead,
                                                               ThreadPool* pool);
 
-// Gives back all that the process holds of its GPU: some tenths of a second, which its end would take otherwise. For who
-// has more to do when RunPrefill is over. Nothing of CUDA may be alive, or begin meanwhile. Without CUDA: nothing.
+// Gives back all that the process holds of its GPU, as its end would: for who has more to do when RunPrefill is over. No
+// object of CUDA may be alive, and none be made meanwhile. In a build without CUDA it does nothing.
 void LeaveGpu();
 
 }  // namespace carrel::prefill

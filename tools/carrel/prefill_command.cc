@@ -190,8 +190,7 @@ std::function<void(const prefill::SealedLayer&)> AddingTo(Ahead& ahead) {
   };
 }
 
-// The GPU is left while what was computed is sent on: somebody else can have it, and the end of the process need not wait
-// for it.
+// The GPU is left while what was computed is sent on, which a slow network makes long: somebody else can have it.
 std::jthread LeavingGpu(const PrefillFlags& flags) {
   if (flags.config.device != model::Device::kCuda) return {};
   return std::jthread(prefill::LeaveGpu);

@@ -51,6 +51,10 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t most_bytes
 
 namespace {
 
+// Of one write. For a larger one the kernel takes larger pages (Linux 6.16 and later on ext4), and in a virtual machine these
+// are memory that its host took back: 2 GB by 1 MiB take 4.4 s there, by these 0.5.
+constexpr size_t kWriteBytes = size_t{32} << 10;
+
 absl::Status SyncFolder(const std::string& path) {
   const int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return ErrnoStatus(errno, absl::StrCat("open ", path));
@@ -63,19 +67,24 @@ absl::Status WriteAndSync(const std::string& path, absl::Span<const absl::string
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd < 0) return ErrnoStatus(errno, absl::StrCat("create ", path));
   absl::Cleanup close_fd = [fd] { close(fd); };
-  for (absl::string_view bytes : pieces) {
-    while (!bytes.empty()) {
-      const ssize_t n = write(fd, bytes.data(), bytes.size());
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return ErrnoStatus(errno, absl::StrCat("write ", path));
-      bytes.remove_prefix(n);
-    }
+  for (const absl::string_view bytes : pieces) {
+    RETURN_IF_ERROR(WriteAll(fd, bytes, absl::StrCat("write ", path)));
   }
   if (fsync(fd) != 0) return ErrnoStatus(errno, absl::StrCat("fsync ", path));
   return absl::OkStatus();
 }
 
 }  // namespace
+
+absl::Status WriteAll(int fd, absl::string_view bytes, const std::string& what) {
+  while (!bytes.empty()) {
+    const ssize_t n = write(fd, bytes.data(), std::min(bytes.size(), kWriteBytes));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return ErrnoStatus(errno, what);
+    bytes.remove_prefix(static_cast<size_t>(n));
+  }
+  return absl::OkStatus();
+}
 
 absl::Status MakePrivateFolder(const std::string& path) {
   const std::filesystem::path parent = std::filesystem::path(path).parent_path();

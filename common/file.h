@@ -27,6 +27,9 @@ inline absl::Status WriteFileAtomically(const std::string& path, absl::string_vi
   return WriteFileAtomically(path, absl::MakeConstSpan(&bytes, 1));
 }
 
+// Writes all of it behind what the open file has. what: of errors.
+absl::Status WriteAll(int fd, absl::string_view bytes, const std::string& what);
+
 // A folder that its owner alone may enter, and what leads to it; one that is there keeps its mode.
 absl::Status MakePrivateFolder(const std::string& path);
 

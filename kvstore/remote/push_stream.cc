@@ -10,6 +10,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "carrel/v1/context.pb.h"
+#include "common/file.h"
 #include "common/mapped_file.h"
 #include "common/status.h"
 #include "kvstore/format/manifest.h"
@@ -35,12 +36,7 @@ absl::Status StreamPush::Take(absl::string_view piece) {
     } else if (left_ > 0) {
       taken = static_cast<size_t>(std::min<int64_t>(left_, static_cast<int64_t>(piece.size())));
       sha_->Update(piece.substr(0, taken));
-      for (absl::string_view rest = piece.substr(0, taken); !rest.empty();) {
-        const ssize_t n = write(fd_, rest.data(), rest.size());
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return ErrnoStatus(errno, absl::StrCat(folder_, ": write"));
-        rest.remove_prefix(static_cast<size_t>(n));
-      }
+      RETURN_IF_ERROR(WriteAll(fd_, piece.substr(0, taken), absl::StrCat(folder_, ": write")));
       left_ -= static_cast<int64_t>(taken);
     } else {
       taken = std::min(piece.size(), static_cast<size_t>(kStreamDigestBytes) - so_far_.size());

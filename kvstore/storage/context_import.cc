@@ -55,13 +55,8 @@ class PartFile {
 
   absl::Status Write(absl::string_view bytes) {
     sha_.Update(bytes);
-    while (!bytes.empty()) {
-      const ssize_t n = write(fd_, bytes.data(), bytes.size());
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return ErrnoStatus(errno, absl::StrCat(path_, ": write at ", bytes_));
-      bytes_ += n;
-      bytes.remove_prefix(static_cast<size_t>(n));
-    }
+    RETURN_IF_ERROR(WriteAll(fd_, bytes, absl::StrCat(path_, ": write at ", bytes_)));
+    bytes_ += static_cast<int64_t>(bytes.size());
     if (bytes_ - begun_ < kPace) return absl::OkStatus();
     // Hints: what they miss, the fsync at the end does.
     sync_file_range(fd_, begun_, bytes_ - begun_, SYNC_FILE_RANGE_WRITE);

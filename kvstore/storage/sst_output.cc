@@ -3,11 +3,11 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <utility>
 
+#include "common/file.h"
 #include "common/status.h"
 #include "rocksdb/env.h"
 #include "rocksdb/file_system.h"
@@ -30,16 +30,8 @@ class OutputFile final : public rocksdb::FSWritableFile {
 
   using FSWritableFile::Append;
   IOStatus Append(const rocksdb::Slice& data, const IOOptions&, IODebugContext*) override {
-    const char* from = data.data();
-    for (size_t left = data.size(); left > 0 && status_.ok();) {
-      const ssize_t n = write(fd_, from, left);
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) {
-        Fail("write");
-        break;
-      }
-      from += n;
-      left -= static_cast<size_t>(n);
+    if (status_.ok()) {
+      status_.Update(WriteAll(fd_, {data.data(), data.size()}, At("write")));
     }
     bytes_ += static_cast<int64_t>(data.size());
     if (bytes_ - begun_ >= kBeginWriting && status_.ok()) {
@@ -66,9 +58,8 @@ class OutputFile final : public rocksdb::FSWritableFile {
   }
 
  private:
-  void Fail(const char* what) {
-    status_.Update(ErrnoStatus(errno, absl::StrCat(path_, ": ", what, " at ", bytes_)));
-  }
+  std::string At(const char* what) const { return absl::StrCat(path_, ": ", what, " at ", bytes_); }
+  void Fail(const char* what) { status_.Update(ErrnoStatus(errno, At(what))); }
   void CloseOnce() {
     const int fd = std::exchange(fd_, -1);
     if (fd >= 0 && close(fd) != 0) Fail("close");

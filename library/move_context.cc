@@ -8,8 +8,27 @@
 #include "common/status.h"
 #include "kvstore/service/context_client.h"
 #include "kvstore/storage/store.h"
+#include "library/store_access.h"
 
 namespace carrel::library {
+
+absl::StatusOr<v1::ImportReply> ImportContext(
+    StoreAccess& into, const std::string& name,
+    absl::FunctionRef<absl::StatusOr<absl::string_view>(int64_t offset)> source,
+    absl::FunctionRef<void(int64_t position, int64_t bytes)> progress) {
+  if (into.store() == nullptr) {
+    ASSIGN_OR_RETURN(const auto client, into.NewContextClient(name));
+    return client->Import(name, source, progress);
+  }
+  ASSIGN_OR_RETURN(const auto import, into.store()->Import(name));
+  ASSIGN_OR_RETURN(const v1::Manifest manifest, kvstore::ImportFrom(source, *import, progress));
+  v1::ImportReply reply;
+  reply.set_position(import->position());
+  reply.set_bytes(import->bytes());
+  reply.set_name(manifest.name());
+  reply.set_content_id(manifest.content_id());
+  return reply;
+}
 
 absl::Status CheckNameIsFreeAt(kvstore::ContextClient& server, const std::string& name,
                                const std::string& content_id) {

@@ -1,10 +1,14 @@
-// What:   a context of a folder becomes one of a server: prefill into a store that is being served.
-// Errors: AlreadyExists the server has the name; as Store::Export and ContextClient::Import.
+// What:   contexts on their way: as a stream into a store, and out of a folder to a server (prefill into a store that is
+//         being served).
+// Errors: AlreadyExists the store has the name; as Store::Export, Store::Import and ContextClient::Import.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 
 namespace carrel {
 class Progress;
@@ -18,6 +22,14 @@ class Store;
 }  // namespace carrel::kvstore
 
 namespace carrel::library {
+
+class StoreAccess;
+
+// Takes all of a stream into the store, without a service in between where it is a folder's. As ContextClient::Import.
+absl::StatusOr<v1::ImportReply> ImportContext(
+    StoreAccess& into, const std::string& name,
+    absl::FunctionRef<absl::StatusOr<absl::string_view>(int64_t offset)> source,
+    absl::FunctionRef<void(int64_t position, int64_t bytes)> progress);
 
 // Before hours are spent: OK if the server has no context of the name and takes one in from this
 // client, or has the one of this content id (of an earlier run that was interrupted at its very end).

@@ -7,6 +7,7 @@
 #include "kvstore/service/context_client.h"
 #include "kvstore/service/convert.h"
 #include "library/handles.h"
+#include "library/move_context.h"
 #include "library/status.h"
 
 namespace carrel {
@@ -127,14 +128,14 @@ Result<ContextInfo> StoreHandle::Import(
     const std::string& name,
     const std::function<Result<std::string_view>(int64_t offset)>& source) {
   const auto receive = [&]() -> absl::StatusOr<ContextInfo> {
-    ASSIGN_OR_RETURN(const auto client, access_->NewContextClient());
     const auto next = [&](int64_t offset) -> absl::StatusOr<absl::string_view> {
       const Result<std::string_view> piece = source(offset);
       if (!piece.ok()) return FromPublic(piece.status());
       return absl::string_view(piece->data(), piece->size());
     };
     ASSIGN_OR_RETURN(const v1::ImportReply reply,
-                     client->Import(name, next, [](int64_t, int64_t) {}));
+                     ImportContext(*access_, name, next, [](int64_t, int64_t) {}));
+    ASSIGN_OR_RETURN(const auto client, access_->NewContextClient());
     ASSIGN_OR_RETURN(const v1::Manifest manifest, client->Get(reply.name()));
     return Describe(manifest);
   };

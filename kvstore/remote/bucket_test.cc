@@ -59,11 +59,7 @@ class BucketTest : public testing::Test {
     RETURN_IF_ERROR(stream.status());
     return PullContext(**stream, options, [&](const StreamSourceFn& source) -> absl::Status {
       ASSIGN_OR_RETURN(const auto import, into.Import(as));
-      for (;;) {
-        ASSIGN_OR_RETURN(const absl::string_view bytes, source(import->position()));
-        if (bytes.empty()) return import->Publish().status();
-        RETURN_IF_ERROR(import->Take(bytes));
-      }
+      return ImportFrom(source, *import, [](int64_t, int64_t) {}).status();
     });
   }
   static int Trials(int usual) {

@@ -23,6 +23,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "kvstore/remote/bucket.h"
+#include "kvstore/storage/context_stream.h"
 
 namespace carrel::kvstore {
 
@@ -86,9 +87,8 @@ class BucketStream {
   std::vector<std::thread> threads_;
 };
 
-// import: takes all of the stream from a source of bytes by offset, and publishes; as ContextClient::Import
-// and Store::Import do. Called again where it refuses bytes.
-using StreamSourceFn = std::function<absl::StatusOr<absl::string_view>(int64_t offset)>;
+// import: takes all of the stream from a source, and publishes; as ContextClient::Import and ImportFrom do. Called again
+// where it refuses bytes.
 absl::Status PullContext(BucketStream& stream, const PullOptions& options,
                          const std::function<absl::Status(const StreamSourceFn&)>& import);
 

@@ -64,11 +64,7 @@ class PushAheadTest : public testing::Test {
     CARREL_ASSERT_OK(stream);
     CARREL_ASSERT_OK(PullContext(**stream, {}, [&](const StreamSourceFn& source) -> absl::Status {
       ASSIGN_OR_RETURN(const auto import, (*into)->Import(spec_.name));
-      for (;;) {
-        ASSIGN_OR_RETURN(const absl::string_view bytes, source(import->position()));
-        if (bytes.empty()) return import->Publish().status();
-        RETURN_IF_ERROR(import->Take(bytes));
-      }
+      return ImportFrom(source, *import, [](int64_t, int64_t) {}).status();
     }));
     CARREL_EXPECT_OK(CheckTestContext(**into, spec_));
     EXPECT_EQ((*into)->GetManifest(spec_.name)->content_id(),

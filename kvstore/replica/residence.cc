@@ -346,20 +346,22 @@ absl::Status Residence::Fetch(const std::shared_ptr<Pull>& pull, std::optional<L
   const absl::Status status =
       PullContext(*stream, config_.pull, [&](const StreamSourceFn& source) -> absl::Status {
         ASSIGN_OR_RETURN(const std::unique_ptr<ContextImport> import, target_.import(pull->name));
-        for (;;) {
+        const auto next = [&](int64_t offset) -> absl::StatusOr<absl::string_view> {
           {
             absl::MutexLock lock(&mu_);
             if (ended_) return absl::CancelledError("the server ends");
           }
-          ASSIGN_OR_RETURN(const absl::string_view bytes, source(import->position()));
-          if (bytes.empty()) return import->Publish().status();
-          RETURN_IF_ERROR(import->Take(bytes));
-          {
-            absl::MutexLock lock(&mu_);
-            pull->comes.bytes = import->position();
-          }
-          Tell(pull);
-        }
+          return source(offset);
+        };
+        return ImportFrom(next, *import,
+                          [&](int64_t position, int64_t) {
+                            {
+                              absl::MutexLock lock(&mu_);
+                              pull->comes.bytes = position;
+                            }
+                            Tell(pull);
+                          })
+            .status();
       });
   absl::MutexLock lock(&mu_);
   if (!status.ok()) {

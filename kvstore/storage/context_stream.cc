@@ -3,6 +3,7 @@
 #include <array>
 
 #include "absl/strings/str_cat.h"
+#include "carrel/v1/context.pb.h"
 #include "common/checksum.h"
 #include "common/status.h"
 #include "kvstore/format/context_name.h"
@@ -102,6 +103,18 @@ absl::StatusOr<StreamHeader> StreamHeader::Decode(absl::string_view all) {
   }
   if (files == 0) return absl::DataLossError("export: it has no files");
   return header;
+}
+
+absl::StatusOr<v1::Manifest> ImportFrom(
+    absl::FunctionRef<absl::StatusOr<absl::string_view>(int64_t offset)> source,
+    ContextImport& into, absl::FunctionRef<void(int64_t position, int64_t bytes)> progress) {
+  for (;;) {
+    ASSIGN_OR_RETURN(const absl::string_view bytes, source(into.position()));
+    // Also where the source ends too early: the import says what is missing.
+    if (bytes.empty()) return into.Publish();
+    RETURN_IF_ERROR(into.Take(bytes));
+    progress(into.position(), into.bytes());
+  }
 }
 
 }  // namespace carrel::kvstore

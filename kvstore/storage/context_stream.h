@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "kvstore/format/context_id.h"
@@ -86,6 +87,13 @@ class ContextImport {
   // visible, wholly and at once. What is refused as damaged is removed: another attempt begins anew.
   virtual absl::StatusOr<v1::Manifest> Publish() = 0;
 };
+
+// Gives some bytes of a stream from an offset on, at most a few MiB; none where it ends. They hold until the next call.
+using StreamSourceFn = std::function<absl::StatusOr<absl::string_view>(int64_t offset)>;
+// Takes all of a stream that is not here yet, and publishes. progress: told position and bytes of the whole.
+absl::StatusOr<v1::Manifest> ImportFrom(
+    absl::FunctionRef<absl::StatusOr<absl::string_view>(int64_t offset)> source,
+    ContextImport& into, absl::FunctionRef<void(int64_t position, int64_t bytes)> progress);
 
 // For whom a store takes a context in. By default: whoever may see and do everything.
 struct ImportGuard {

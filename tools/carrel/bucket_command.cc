@@ -17,6 +17,7 @@
 #include "kvstore/remote/push_stream.h"
 #include "kvstore/remote/sweep.h"
 #include "kvstore/service/context_client.h"
+#include "library/move_context.h"
 #include "serving/jobs/job_board.h"
 #include "tools/carrel/bucket_flags.h"
 #include "tools/carrel/commands.h"
@@ -100,13 +101,15 @@ absl::Status RunPull(const MoveFlags& flags) {
   options.tell = [](const std::string& text) { absl::FPrintF(stderr, "%s\n", text); };
   ASSIGN_OR_RETURN(const std::unique_ptr<kvstore::BucketStream> stream,
                    kvstore::BucketStream::Open(*bucket, flags.name, options));
-  ASSIGN_OR_RETURN(const ConnectedStore at, flags.store.Connect(kvstore::StoreMode::kReadWrite));
+  ASSIGN_OR_RETURN(const std::unique_ptr<library::StoreAccess> into,
+                   library::StoreAccess::Open(flags.store, kvstore::StoreMode::kReadWrite));
   absl::StatusOr<v1::ImportReply> imported;
   const absl::Status status =
       kvstore::PullContext(*stream, options, [&](const kvstore::StreamSourceFn& source) {
-        imported = at.client->Import(flags.as, source, [&](int64_t position, int64_t bytes) {
-          if (bytes > 0) progress.Update(static_cast<double>(position) / bytes, flags.uri);
-        });
+        imported =
+            library::ImportContext(*into, flags.as, source, [&](int64_t position, int64_t bytes) {
+              if (bytes > 0) progress.Update(static_cast<double>(position) / bytes, flags.uri);
+            });
         return imported.status();
       });
   progress.Clear();

@@ -14,11 +14,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "carrel/v1/context.pb.h"
+#include "common/file.h"
 #include "common/progress.h"
 #include "common/status.h"
 #include "kvstore/service/context_client.h"
 #include "kvstore/service/convert.h"
 #include "kvstore/storage/context_stream.h"
+#include "library/move_context.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/json_report.h"
 #include "tools/carrel/known_names.h"
@@ -34,16 +36,6 @@ struct TransferFlags {
   bool quiet = false;
   bool json = false;
 };
-
-absl::Status WriteAll(int fd, const std::string& path, absl::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t n = write(fd, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return ErrnoStatus(errno, absl::StrCat(path, ": write"));
-    bytes.remove_prefix(static_cast<size_t>(n));
-  }
-  return absl::OkStatus();
-}
 
 absl::Status ReportMoved(const TransferFlags& flags, const std::string& name,
                          const std::string& content_id, int64_t bytes, const char* what) {
@@ -64,7 +56,7 @@ absl::StatusOr<int64_t> Send(kvstore::ContextClient& client, const v1::Manifest&
   const absl::Status status = client.Export(flags.name, [&](absl::string_view piece) {
     sent += static_cast<int64_t>(piece.size());
     progress.Update(std::min(1.0, static_cast<double>(sent) / static_cast<double>(expected)), path);
-    return WriteAll(fd, path, piece);
+    return WriteAll(fd, piece, absl::StrCat(path, ": write"));
   });
   progress.Clear();
   RETURN_IF_ERROR(status);
@@ -147,11 +139,12 @@ absl::Status RunImport(const TransferFlags& flags) {
   const absl::Cleanup close_it = [fd, from_file] {
     if (from_file) close(fd);
   };
-  ASSIGN_OR_RETURN(const ConnectedStore at, flags.store.Connect(kvstore::StoreMode::kReadWrite));
+  ASSIGN_OR_RETURN(const std::unique_ptr<library::StoreAccess> into,
+                   library::StoreAccess::Open(flags.store, kvstore::StoreMode::kReadWrite));
   StreamSource source(fd, path);
   Progress progress = ProgressOf(flags);
-  const absl::StatusOr<v1::ImportReply> imported = at.client->Import(
-      flags.name, [&](int64_t offset) { return source.At(offset); },
+  const absl::StatusOr<v1::ImportReply> imported = library::ImportContext(
+      *into, flags.name, [&](int64_t offset) { return source.At(offset); },
       [&](int64_t position, int64_t bytes) {
         if (bytes > 0) progress.Update(static_cast<double>(position) / bytes, path);
       });

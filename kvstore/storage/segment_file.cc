@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/status.h"
+#include "common/thread_pool.h"
 #include "kvstore/format/keys.h"
 #include "kvstore/format/segment.h"
 #include "rocksdb/metadata.h"
@@ -158,6 +159,13 @@ absl::StatusOr<std::vector<std::shared_ptr<const SegmentFile>>> OpenSegmentFiles
   std::sort(files.begin(), files.end(),
             [](const auto& a, const auto& b) { return a->first_key() < b->first_key(); });
   return files;
+}
+
+void CloseTogether(std::vector<std::shared_ptr<const SegmentFile>> files) {
+  constexpr int64_t kThreads = 8;  // where the disk is told of each stretch, most wait for it
+  const auto count = static_cast<int64_t>(files.size());
+  ThreadPool pool(static_cast<int>(std::clamp<int64_t>(count, 1, kThreads)) - 1);
+  pool.ParallelFor(count, [&files](int64_t i) { files[static_cast<size_t>(i)] = nullptr; });
 }
 
 void MakeReadOnly(const OpenDb& db, ContextId id) {

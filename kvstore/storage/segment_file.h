@@ -81,6 +81,8 @@ class SegmentFile {
 // All files of a context, ordered by key.
 absl::StatusOr<std::vector<std::shared_ptr<const SegmentFile>>> OpenSegmentFiles(const OpenDb& db,
                                                                                  ContextId id);
+// Of a context that is deleted: where nobody else has them open, memory and disk get their pages back here.
+void CloseTogether(std::vector<std::shared_ptr<const SegmentFile>> files);
 // Takes everybody's right to write from them: against accidents, so that a file system that knows no
 // such rights is no error.
 void MakeReadOnly(const OpenDb& db, ContextId id);

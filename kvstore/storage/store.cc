@@ -341,25 +341,12 @@ class StoreImpl : public Store {
   }
 
   absl::Status Delete(const std::string& name) override {
+    std::vector<std::shared_ptr<const SegmentFile>> files;
+    const absl::Status deleted = DeleteBut(name, files);
+    CloseTogether(std::move(files));  // nobody waits for the lock meanwhile
     absl::MutexLock lock(&mu_);
-    RETURN_IF_ERROR(CheckWritable(absl::StrCat("delete context ", Shown(name))));
-    absl::StatusOr<CatalogEntry> found = Find(name);
-    if (absl::IsNotFound(found.status())) {
-      const absl::Status removed = RemoveUnfinished(folder_, name);
-      return absl::IsNotFound(removed) || absl::IsInvalidArgument(removed) ? found.status()
-                                                                           : removed;
-    }
-    ASSIGN_OR_RETURN(const CatalogEntry entry, std::move(found));
-    // On a full disk the few bytes that this writes find their place where the ballast was.
-    if (!ProbeRoom(folder_ + "/db", 0, kOpenRoom).ok()) ballast_.Free();
-    absl::Status freed = HideContext(*db_, entry);
-    const bool hidden = freed.ok();
-    if (hidden) freed = FreeContext(*db_, entry);
-    ForgetName(entry.id, freed.ok());
-    if (!hidden) return freed;
     ballast_.Make();
-    return Annotate(freed,
-                    absl::StrCat("context ", name, " is deleted, its space comes back later"));
+    return deleted;
   }
 
   absl::StatusOr<bool> Refresh() override {
@@ -388,6 +375,32 @@ class StoreImpl : public Store {
   }
 
  private:
+  // files: get those of the context, whose names RocksDB takes away: their pages come back once these are closed.
+  absl::Status DeleteBut(const std::string& name,
+                         std::vector<std::shared_ptr<const SegmentFile>>& files) {
+    absl::MutexLock lock(&mu_);
+    RETURN_IF_ERROR(CheckWritable(absl::StrCat("delete context ", Shown(name))));
+    absl::StatusOr<CatalogEntry> found = Find(name);
+    if (absl::IsNotFound(found.status())) {
+      const absl::Status removed = RemoveUnfinished(folder_, name);
+      return absl::IsNotFound(removed) || absl::IsInvalidArgument(removed) ? found.status()
+                                                                           : removed;
+    }
+    ASSIGN_OR_RETURN(const CatalogEntry entry, std::move(found));
+    // On a full disk the few bytes that this writes find their place where the ballast was.
+    if (!ProbeRoom(folder_ + "/db", 0, kOpenRoom).ok()) ballast_.Free();
+    absl::Status freed = HideContext(*db_, entry);
+    const bool hidden = freed.ok();
+    if (hidden) {
+      if (auto open = OpenSegmentFiles(*db_, entry.id); open.ok()) files = *std::move(open);
+      freed = FreeContext(*db_, entry);
+    }
+    ForgetName(entry.id, freed.ok());
+    if (!hidden) return freed;
+    return Annotate(freed,
+                    absl::StrCat("context ", name, " is deleted, its space comes back later"));
+  }
+
   // The catalog is about to be another; who holds mu_ for writing says so.
   void ForgetNames() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     absl::MutexLock lock(&names_mu_);

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "carrel/v1/context.pb.h"
 #include "common/checksum.h"
 #include "common/test_util.h"
@@ -283,6 +284,10 @@ TEST(StoreTest, Delete_FreesTheDiskAndLeavesOthers) {
   CARREL_ASSERT_OK(PublishTestContext(*store, dir + "/staging", {.name = "b", .tokens = 20000}));
   CARREL_ASSERT_OK(store->Delete("b"));
   EXPECT_EQ(BytesOfSstFiles(dir + "/store"), before);  // its record in the catalog, too
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {  // nor do pages stay behind its back
+    EXPECT_FALSE(absl::StrContains(line, dir) && absl::StrContains(line, "(deleted)")) << line;
+  }
   CARREL_EXPECT_OK(CheckTestContext(*store, {.name = "a"}));
 }
 

@@ -1,7 +1,9 @@
 #include "common/file.h"
 
+#include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <filesystem>
@@ -22,6 +24,22 @@ TEST(FileTest, WriteThenReadAndMap_GivesTheBytes) {
   CARREL_ASSERT_OK(mapped);
   EXPECT_EQ((*mapped)->bytes(), bytes);
   EXPECT_FALSE(std::filesystem::exists(path + ".tmp"));
+}
+
+TEST(FileTest, WriteAll_IsBehindWhatIsThere_AndSaysWhatFailed) {
+  std::string bytes(300'001, ' ');  // several writes, the last one short
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * 31 / 7);
+  const std::string path = FreshTempDir() + "/file";
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL, 0600);
+  CARREL_EXPECT_OK(WriteAll(fd, "", path));
+  CARREL_EXPECT_OK(WriteAll(fd, "head", path));
+  CARREL_EXPECT_OK(WriteAll(fd, bytes, path));
+  close(fd);
+  EXPECT_TRUE(*ReadFile(path) == "head" + bytes);
+  const int full = open("/dev/full", O_WRONLY);
+  EXPECT_THAT(WriteAll(full, bytes, "the part"),
+              StatusIs(absl::StatusCode::kResourceExhausted, "the part"));
+  close(full);
 }
 
 TEST(FileTest, Absent_NamesThePath) {

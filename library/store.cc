@@ -135,7 +135,7 @@ Result<ContextInfo> StoreHandle::Import(
     };
     ASSIGN_OR_RETURN(const v1::ImportReply reply,
                      ImportContext(*access_, name, next, [](int64_t, int64_t) {}));
-    ASSIGN_OR_RETURN(const auto client, access_->NewContextClient());
+    ASSIGN_OR_RETURN(const auto client, access_->NewContextClient(reply.name()));
     ASSIGN_OR_RETURN(const v1::Manifest manifest, client->Get(reply.name()));
     return Describe(manifest);
   };

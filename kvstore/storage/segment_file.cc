@@ -7,6 +7,7 @@
 
 #include "common/status.h"
 #include "common/thread_pool.h"
+#include "common/thrown.h"
 #include "kvstore/format/keys.h"
 #include "kvstore/format/segment.h"
 #include "rocksdb/metadata.h"
@@ -164,8 +165,12 @@ absl::StatusOr<std::vector<std::shared_ptr<const SegmentFile>>> OpenSegmentFiles
 void CloseTogether(std::vector<std::shared_ptr<const SegmentFile>> files) {
   constexpr int64_t kThreads = 8;  // where the disk is told of each stretch, most wait for it
   const auto count = static_cast<int64_t>(files.size());
-  ThreadPool pool(static_cast<int>(std::clamp<int64_t>(count, 1, kThreads)) - 1);
-  pool.ParallelFor(count, [&files](int64_t i) { files[static_cast<size_t>(i)] = nullptr; });
+  // Where there are no more threads, they go one after the other.
+  (void)CatchThrown("closing files", [&] {
+    ThreadPool pool(static_cast<int>(std::clamp<int64_t>(count, 1, kThreads)) - 1);
+    pool.ParallelFor(count, [&files](int64_t i) { files[static_cast<size_t>(i)] = nullptr; });
+    return absl::OkStatus();
+  });
 }
 
 void MakeReadOnly(const OpenDb& db, ContextId id) {

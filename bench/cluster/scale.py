@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """What further replicas give: `carrel api` over a bucket, behind Envoy, each replica on cores of its own; bucket, Envoy and clients on
-those that are left. Prints JSON lines:
+those that are left. Cores of one machine share caches, clocks and more, which replicas elsewhere do not: with --share each replica has so
+much of a core instead, by a control group (which only root makes), and together they leave some free. Prints JSON lines:
 
   latency      one client: straight to a replica, and through Envoy, in turns: first token, time between tokens, whole answers
   throughput   1, 2, 3 replicas under the same clients, every context on its replica before: tokens and answers a second; "scaling"
@@ -40,6 +41,17 @@ PROMPT = " The quiet"
 def request(address, context, tokens):
     body = {"model": "bench", "context": context, "prompt": PROMPT, "max_tokens": tokens, "temperature": 0}
     return ask(context, f"http://{address}", "/v1/completions", body, completion_piece)
+
+
+def share_group(replica, share):
+    """The control group whose processes get so much of a core together."""
+    period, first = 20000, pathlib.Path("/sys/fs/cgroup/cpu")  # version 1
+    group = (first if first.exists() else first.parent) / f"carrel-scale-{os.getpid()}-{replica}"
+    group.mkdir(exist_ok=True)
+    limits = {"cpu.cfs_period_us": period, "cpu.cfs_quota_us": int(share * period)} if first.exists() else {"cpu.max": f"{int(share * period)} {period}"}
+    for name, value in limits.items():
+        (group / name).write_text(str(value))
+    return group
 
 
 def client_process(cores, address, contexts, tokens, out):
@@ -96,7 +108,7 @@ class Bench:
 
     def tell(self, what, **fields):
         print(json.dumps({"bench": "cluster", "what": what, "model": self.args.model.name, "context_tokens": self.tokens, "cores_each":
-                          self.args.cores_each, "contexts": self.args.contexts, "max_tokens": self.args.max_tokens, **fields}), flush=True)
+                          self.args.share or self.args.cores_each, "contexts": self.args.contexts, "max_tokens": self.args.max_tokens, **fields}), flush=True)
 
     def same_texts(self, answers):
         for answer in answers:
@@ -126,10 +138,14 @@ class Bench:
     def start(self, replicas, cache_bytes):
         c, each = self.cluster, self.args.cores_each
         for i in range(replicas):
-            c.cores[f"api{i + 1}"] = set(sorted(os.sched_getaffinity(0))[i * each:(i + 1) * each])
+            own = set(sorted(os.sched_getaffinity(0))[i * each:(i + 1) * each])
+            c.cores[f"api{i + 1}"] = self.others if self.args.share or not own else own
         c.start_api(replicas, cache_bytes=str(cache_bytes), more={
             "CARREL_API_THREADS": str(each), "CARREL_API_MODEL_NAME": "bench", "CARREL_API_PLAN": self.args.plan,
             "CARREL_API_MAX_SEQUENCES": "0", "CARREL_API_MAX_OPEN_CONTEXTS": str(self.args.contexts)})
+        for i in range(replicas if self.args.share else 0):
+            group = share_group(i + 1, self.args.share)
+            (group / "cgroup.procs").write_text(str(c.processes[f"api{i + 1}"].process.pid))
         c.start_router()
 
     def stop(self):
@@ -138,6 +154,8 @@ class Bench:
         for name in ["router", *(f"api{i + 1}" for i in range(len(c.api)))]:
             c.processes.pop(name).stop()
             shutil.rmtree(c.folder / name, ignore_errors=True)
+            if self.args.share and name != "router":
+                share_group(int(name[3:]), self.args.share).rmdir()
         c.api.clear()
 
     def counts(self):
@@ -204,6 +222,7 @@ def parse():
     parser.add_argument("--contexts", type=int, default=24)
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--cores-each", type=int, default=4)
+    parser.add_argument("--share", type=float, default=0, help="of a core, that each replica has in place of cores of its own; 0: cores")
     parser.add_argument("--clients", type=int, default=48)
     parser.add_argument("--questions", type=int, default=480, help="of each measurement")
     parser.add_argument("--latency-questions", type=int, default=24, help="contexts that one client asks, straight and through Envoy")
@@ -223,7 +242,7 @@ def parse():
 def main():
     args = parse()
     cores = sorted(os.sched_getaffinity(0))
-    taken = max(args.replicas) * args.cores_each
+    taken = 0 if args.share else max(args.replicas) * args.cores_each
     if taken >= len(cores):
         print(f"scale: {max(args.replicas)} replicas of {args.cores_each} cores leave none of {len(cores)} for Envoy, bucket and clients: they share",
               file=sys.stderr)

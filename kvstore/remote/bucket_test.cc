@@ -57,7 +57,7 @@ class BucketTest : public testing::Test {
     options.tell = [this](const std::string& text) { told_.push_back(text); };
     const auto stream = BucketStream::Open(bucket, name, options);
     RETURN_IF_ERROR(stream.status());
-    return PullContext(**stream, options, [&](const StreamSourceFn& source) -> absl::Status {
+    return PullContext(**stream, [&](const StreamSourceFn& source) -> absl::Status {
       ASSIGN_OR_RETURN(const auto import, into.Import(as));
       return ImportFrom(source, *import, [](int64_t, int64_t) {}).status();
     });

@@ -40,6 +40,11 @@ BucketStream::~BucketStream() {
   for (std::thread& thread : threads_) thread.join();
 }
 
+void BucketStream::Tell(const std::string& text) {
+  absl::MutexLock lock(&tell_mu_);
+  if (options_.tell != nullptr) options_.tell(text);
+}
+
 void BucketStream::Restart() {
   absl::MutexLock lock(&mu_);
   ranges_.clear();  // those on their way are their threads'
@@ -133,9 +138,7 @@ void BucketStream::Run() {
     }
     absl::Status status = CatchThrown("fetching", [&] { return Fetch(*range); });
     if (absl::IsDataLoss(status)) {
-      if (options_.tell != nullptr) {
-        options_.tell(absl::StrCat(status.message(), "; it is fetched once more"));
-      }
+      Tell(absl::StrCat(status.message(), "; it is fetched once more"));
       status = CatchThrown("fetching", [&] { return Fetch(*range); });
     }
     absl::MutexLock lock(&mu_);
@@ -162,7 +165,7 @@ absl::StatusOr<absl::string_view> BucketStream::FileBytes(int64_t file, int64_t 
       .substr(static_cast<size_t>(begin - shown_->begin), kStreamPieceBytes);
 }
 
-absl::Status PullContext(BucketStream& stream, const PullOptions& options,
+absl::Status PullContext(BucketStream& stream,
                          const std::function<absl::Status(const StreamSourceFn&)>& import) {
   std::set<int64_t> again;  // files that were fetched a second time
   for (bool refused = false;; refused = true) {
@@ -175,7 +178,7 @@ absl::Status PullContext(BucketStream& stream, const PullOptions& options,
       const std::string what =
           absl::StrCat(stream.FileUri(file), ": its bytes are not those of its digest");
       if (!again.insert(file).second) return absl::DataLossError(what + ", fetched twice");
-      if (options.tell != nullptr) options.tell(what + "; it is fetched once more");
+      stream.Tell(what + "; it is fetched once more");
       return absl::OkStatus();
     };
     const absl::Status status = import([&](int64_t offset) -> absl::StatusOr<absl::string_view> {

@@ -31,7 +31,7 @@ struct PullOptions {
   int threads = 4;  // ranges on their way at once
   int ahead = 8;    // ranges held or on their way
   int64_t range_bytes = int64_t{8} << 20;
-  // Told what is fetched a second time, and why; may be null.
+  // Told what is fetched a second time, and why, one text at a time, also on threads of the stream's; may be null.
   std::function<void(const std::string&)> tell = nullptr;
 };
 
@@ -46,6 +46,9 @@ class BucketStream {
   int64_t bytes() const { return bytes_; }  // of the whole stream
   // Some bytes from an offset on; empty at the end. Offsets follow each other, or jump.
   absl::StatusOr<absl::string_view> At(int64_t offset);
+
+  // By the options' `tell`.
+  void Tell(const std::string& text);
 
   // Forgets what is held: bytes that were refused are not given again.
   void Restart();
@@ -77,6 +80,7 @@ class BucketStream {
   std::vector<int64_t> begins_;       // of files, in the stream
   int64_t bytes_ = 0;
 
+  absl::Mutex tell_mu_;
   absl::Mutex mu_;
   // The one that is read and those behind it, in order; the first `begun_` are done or on their way.
   std::deque<std::shared_ptr<Range>> ranges_ ABSL_GUARDED_BY(mu_);
@@ -89,7 +93,7 @@ class BucketStream {
 
 // import: takes all of the stream from a source, and publishes; as ContextClient::Import and ImportFrom do. Called again
 // where it refuses bytes.
-absl::Status PullContext(BucketStream& stream, const PullOptions& options,
+absl::Status PullContext(BucketStream& stream,
                          const std::function<absl::Status(const StreamSourceFn&)>& import);
 
 }  // namespace carrel::kvstore

@@ -62,7 +62,7 @@ class PushAheadTest : public testing::Test {
     CARREL_CHECK(into.ok());
     const auto stream = BucketStream::Open(bucket_, "there");
     CARREL_ASSERT_OK(stream);
-    CARREL_ASSERT_OK(PullContext(**stream, {}, [&](const StreamSourceFn& source) -> absl::Status {
+    CARREL_ASSERT_OK(PullContext(**stream, [&](const StreamSourceFn& source) -> absl::Status {
       ASSIGN_OR_RETURN(const auto import, (*into)->Import(spec_.name));
       return ImportFrom(source, *import, [](int64_t, int64_t) {}).status();
     }));

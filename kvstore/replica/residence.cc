@@ -344,7 +344,7 @@ absl::Status Residence::Fetch(const std::shared_ptr<Pull>& pull, std::optional<L
   RETURN_IF_ERROR(WaitForRoom(pull, bound.bytes));
   const absl::Time start = SteadyNow();
   const absl::Status status =
-      PullContext(*stream, config_.pull, [&](const StreamSourceFn& source) -> absl::Status {
+      PullContext(*stream, [&](const StreamSourceFn& source) -> absl::Status {
         ASSIGN_OR_RETURN(const std::unique_ptr<ContextImport> import, target_.import(pull->name));
         const auto next = [&](int64_t offset) -> absl::StatusOr<absl::string_view> {
           {

@@ -105,7 +105,7 @@ absl::Status RunPull(const MoveFlags& flags) {
                    library::StoreAccess::Open(flags.store, kvstore::StoreMode::kReadWrite));
   absl::StatusOr<v1::ImportReply> imported;
   const absl::Status status =
-      kvstore::PullContext(*stream, options, [&](const kvstore::StreamSourceFn& source) {
+      kvstore::PullContext(*stream, [&](const kvstore::StreamSourceFn& source) {
         imported =
             library::ImportContext(*into, flags.as, source, [&](int64_t position, int64_t bytes) {
               if (bytes > 0) progress.Update(static_cast<double>(position) / bytes, flags.uri);

@@ -16,6 +16,7 @@ makes a folder of it for another machine. Python 3.9 or later, its standard libr
 import argparse
 import collections
 import concurrent.futures
+import hashlib
 import json
 import multiprocessing
 import os
@@ -43,12 +44,16 @@ def request(address, context, tokens):
     return ask(context, f"http://{address}", "/v1/completions", body, completion_piece)
 
 
+CONTROL_GROUPS = pathlib.Path("/sys/fs/cgroup/cpu" if os.path.exists("/sys/fs/cgroup/cpu") else "/sys/fs/cgroup")
+
+
 def share_group(replica, share):
     """The control group whose processes get so much of a core together."""
-    period, first = 20000, pathlib.Path("/sys/fs/cgroup/cpu")  # version 1
-    group = (first if first.exists() else first.parent) / f"carrel-scale-{os.getpid()}-{replica}"
+    period = 20000
+    group = CONTROL_GROUPS / f"carrel-scale-{os.getpid()}-{replica}"
     group.mkdir(exist_ok=True)
-    limits = {"cpu.cfs_period_us": period, "cpu.cfs_quota_us": int(share * period)} if first.exists() else {"cpu.max": f"{int(share * period)} {period}"}
+    first = CONTROL_GROUPS.name == "cpu"  # version 1
+    limits = {"cpu.cfs_period_us": period, "cpu.cfs_quota_us": int(share * period)} if first else {"cpu.max": f"{int(share * period)} {period}"}
     for name, value in limits.items():
         (group / name).write_text(str(value))
     return group
@@ -101,6 +106,26 @@ def figures(answers, seconds):
             "between_tokens_ms": of(gaps, 3)}
 
 
+def cpu_seconds(pid):
+    """Of a process, its threads' together."""
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def busy_seconds(cores):
+    """That these cores worked since the machine started."""
+    lines = (line.split() for line in pathlib.Path("/proc/stat").read_text().splitlines())
+    took = {fields[0]: [int(field) for field in fields[1:9]] for fields in lines if fields}
+    return sum(sum(took[f"cpu{core}"]) - took[f"cpu{core}"][3] - took[f"cpu{core}"][4] for core in cores) / os.sysconf("SC_CLK_TCK")
+
+
+def hash_on(core):
+    os.sched_setaffinity(0, {core})
+    rows = bytes(range(256)) * (1 << 17)
+    while True:
+        hashlib.sha256(rows).digest()
+
+
 class Bench:
     def __init__(self, args, cluster, others):
         self.args, self.cluster, self.others, self.texts = args, cluster, others, {}
@@ -148,14 +173,25 @@ class Bench:
             (group / "cgroup.procs").write_text(str(c.processes[f"api{i + 1}"].process.pid))
         c.start_router()
 
+    def used(self):
+        """CPU seconds of all replicas, and of the cores of everything else."""
+        return sum(cpu_seconds(self.cluster.processes[f"api{i + 1}"].process.pid) for i in range(len(self.cluster.api))), busy_seconds(self.others)
+
+    def start_neighbours(self, kind, replicas):
+        """If they are busy: who hashes on each core of replicas that do not run."""
+        each = self.args.cores_each
+        idle = sorted(os.sched_getaffinity(0))[replicas * each:max(self.args.replicas) * each] if kind == "busy" else []
+        hashing = [multiprocessing.Process(target=hash_on, args=(core,), daemon=True) for core in idle]
+        for process in hashing:
+            process.start()
+        return hashing
+
     def stop(self):
         """Replicas and router: the bucket goes on."""
         c = self.cluster
         for name in ["router", *(f"api{i + 1}" for i in range(len(c.api)))]:
             c.processes.pop(name).stop()
             shutil.rmtree(c.folder / name, ignore_errors=True)
-            if self.args.share and name != "router":
-                share_group(int(name[3:]), self.args.share).rmdir()
         c.api.clear()
 
     def counts(self):
@@ -179,13 +215,19 @@ class Bench:
             self.tell("latency", way=way, replicas=1, clients=1, **figures(later, sum(answer["seconds"] for answer in later)))
         self.stop()
 
-    def throughput(self, replicas, one):
+    def throughput(self, neighbours, replicas, one):
         self.start(replicas, 2 * self.bytes)
         answers, _ = load(self.others, self.cluster.api_address, self.names * 2, 2, self.args.clients)  # they come, to everybody's replica
+        hashing, before = self.start_neighbours(neighbours, replicas), self.used()
         answers, seconds = load(self.others, self.cluster.api_address, self.draw(0), self.args.max_tokens, self.args.clients)
+        of_replicas, of_others = (after - then for after, then in zip(self.used(), before))
+        for process in hashing:
+            process.terminate()
         self.same_texts(answers)
         found = figures(answers, seconds)
-        self.tell("throughput", replicas=replicas, clients=self.args.clients, scaling=round(found["tokens_per_s"] / one, 3) if one else 1.0, **found)
+        tokens = sum(answer["tokens"] for answer in answers)
+        self.tell("throughput", replicas=replicas, clients=self.args.clients, neighbours=neighbours, scaling=round(found["tokens_per_s"] / one, 3) if one else 1.0,
+                  replicas_cpu_ms_per_token=round(1000 * of_replicas / max(1, tokens), 4), other_cores_busy=round(of_others / seconds / len(self.others), 3), **found)
         self.stop()
         return found["tokens_per_s"]
 
@@ -223,6 +265,8 @@ def parse():
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--cores-each", type=int, default=4)
     parser.add_argument("--share", type=float, default=0, help="of a core, that each replica has in place of cores of its own; 0: cores")
+    parser.add_argument("--neighbours", nargs="+", choices=("idle", "busy"), default=["idle"],
+                        help="what the cores of replicas that do not run do under throughput; busy: hash, as if their replicas ran (default idle)")
     parser.add_argument("--clients", type=int, default=48)
     parser.add_argument("--questions", type=int, default=480, help="of each measurement")
     parser.add_argument("--latency-questions", type=int, default=24, help="contexts that one client asks, straight and through Envoy")
@@ -255,14 +299,18 @@ def main():
             bench.make_contexts()
             if "latency" in args.what:
                 bench.latency()
-            one = None
-            for replicas in args.replicas if "throughput" in args.what else []:
-                found = bench.throughput(replicas, one)
-                one = one or (found if replicas == 1 else None)
+            for neighbours in args.neighbours if "throughput" in args.what else []:
+                one = None
+                for replicas in args.replicas:
+                    found = bench.throughput(neighbours, replicas, one)
+                    one = found if replicas == 1 else one
             for replicas in args.replicas if "zipf" in args.what else []:
                 bench.zipf(replicas)
     except Failed as failure:
         sys.exit(f"scale: {failure}\nlogs: {folder}")
+    finally:
+        for group in CONTROL_GROUPS.glob(f"carrel-scale-{os.getpid()}-*"):
+            group.rmdir()
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,16 +1,63 @@
 #include "library/move_context.h"
 
+#include <algorithm>
+#include <future>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "carrel/v1/context.pb.h"
 #include "common/progress.h"
 #include "common/status.h"
+#include "common/thrown.h"
 #include "kvstore/service/context_client.h"
+#include "kvstore/service/convert.h"
+#include "kvstore/storage/context_stream.h"
 #include "kvstore/storage/store.h"
 #include "library/store_access.h"
 
 namespace carrel::library {
+
+absl::StatusOr<v1::Manifest> ExportContext(
+    StoreAccess& from, const std::string& name,
+    absl::FunctionRef<absl::Status(absl::string_view piece, int64_t bytes)> sink) {
+  if (from.store() == nullptr) {
+    ASSIGN_OR_RETURN(const auto client, from.NewContextClient(name));
+    ASSIGN_OR_RETURN(v1::Manifest manifest, client->Get(name));
+    const int64_t about = 1 + kvstore::FactsOf(manifest).bytes;
+    RETURN_IF_ERROR(
+        client->Export(name, [&](absl::string_view piece) { return sink(piece, about); }));
+    return manifest;
+  }
+  ASSIGN_OR_RETURN(const auto stream, from.store()->Export(name));
+  constexpr size_t kPieceBytes = kvstore::kStreamPieceBytes;
+  const auto send = [&](absl::string_view bytes) -> absl::Status {
+    for (; !bytes.empty(); bytes.remove_prefix(std::min(bytes.size(), kPieceBytes))) {
+      RETURN_IF_ERROR(sink(bytes.substr(0, kPieceBytes), stream->bytes()));
+    }
+    return absl::OkStatus();
+  };
+  // Each file is verified while the one before it goes.
+  const auto verified = [&](int64_t file) {
+    return std::async(std::launch::async | std::launch::deferred, [&stream, file] {
+      std::string sha256;
+      const absl::Status status =
+          CatchThrown("verification", [&] { return stream->VerifyFile(file, &sha256); });
+      return std::make_pair(status, absl::HexStringToBytes(sha256));
+    });
+  };
+  std::future<std::pair<absl::Status, std::string>> next;
+  if (stream->files() > 0) next = verified(0);
+  RETURN_IF_ERROR(send(stream->header().Encode()));
+  for (int64_t file = 0; file < stream->files(); ++file) {
+    const auto [status, digest] = next.get();
+    RETURN_IF_ERROR(status);
+    if (file + 1 < stream->files()) next = verified(file + 1);
+    RETURN_IF_ERROR(send(stream->File(file)));
+    RETURN_IF_ERROR(send(digest));
+  }
+  return stream->manifest();
+}
 
 absl::StatusOr<v1::ImportReply> ImportContext(
     StoreAccess& into, const std::string& name,

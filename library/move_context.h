@@ -1,6 +1,6 @@
-// What:   contexts on their way: as a stream into a store, and out of a folder to a server (prefill into a store that is
-//         being served).
-// Errors: AlreadyExists the store has the name; as Store::Export, Store::Import and ContextClient::Import.
+// What:   contexts on their way: as a stream out of a store and into one, and out of a folder to a server (prefill into a
+//         store that is being served).
+// Errors: AlreadyExists the store has the name; as Store::Export, Store::Import, ContextClient::Export and Import.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,8 @@ class Progress;
 }
 namespace carrel::v1 {
 class ImportReply;
-}
+class Manifest;
+}  // namespace carrel::v1
 namespace carrel::kvstore {
 class ContextClient;
 class Store;
@@ -24,6 +25,12 @@ class Store;
 namespace carrel::library {
 
 class StoreAccess;
+
+// Gives all of a context's stream, piece by piece, without a service in between where the store is a folder's. What
+// `sink` returns ends it. bytes: of the whole stream; about, out of a server.
+absl::StatusOr<v1::Manifest> ExportContext(
+    StoreAccess& from, const std::string& name,
+    absl::FunctionRef<absl::Status(absl::string_view piece, int64_t bytes)> sink);
 
 // Takes all of a stream into the store, without a service in between where it is a folder's. As ContextClient::Import.
 absl::StatusOr<v1::ImportReply> ImportContext(

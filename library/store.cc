@@ -116,10 +116,11 @@ Result<VerifyReport> StoreHandle::Verify(const std::string& name, bool deep) {
 Status StoreHandle::Export(const std::string& name,
                            const std::function<Status(std::string_view)>& sink) {
   const auto send = [&]() -> absl::Status {
-    ASSIGN_OR_RETURN(const auto client, access_->NewContextClient());
-    return client->Export(name, [&](absl::string_view piece) {
-      return FromPublic(sink({piece.data(), piece.size()}));
-    });
+    return ExportContext(*access_, name,
+                         [&](absl::string_view piece, int64_t) {
+                           return FromPublic(sink({piece.data(), piece.size()}));
+                         })
+        .status();
   };
   return ToPublic(send());
 }

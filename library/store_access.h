@@ -1,7 +1,7 @@
 // What:      a store for decoders: remote at an address, or embedded: opened in this process,
 //            where sessions need no gRPC (embedded_client.h) and contexts are managed through the
 //            same service over a channel inside the process, which is started when it is first asked
-//            for; what comes in as a stream does without (move_context.h). With these and
+//            for; what comes or goes as a stream does without (move_context.h). With these and
 //            mapped_rows.h the only places that join decoder/ and kvstore/.
 // Errors:    NotFound no store in the folder; Unavailable no server at the address;
 //            FailedPrecondition locked by another process.

@@ -62,7 +62,7 @@ class ContextExport {
   virtual int64_t files() const = 0;
   virtual absl::string_view File(int64_t file) const = 0;
   // Reads all of it: that every segment of it is what the manifest says. DataLoss: which is not. sha256: gets the
-  // file's, in hex; null: nobody asks.
+  // file's, in hex; null: nobody asks. By several threads at a time, also beside File.
   virtual absl::Status VerifyFile(int64_t file, std::string* sha256 = nullptr) = 0;
 };
 

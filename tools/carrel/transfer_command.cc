@@ -17,10 +17,9 @@
 #include "common/file.h"
 #include "common/progress.h"
 #include "common/status.h"
-#include "kvstore/service/context_client.h"
-#include "kvstore/service/convert.h"
 #include "kvstore/storage/context_stream.h"
 #include "library/move_context.h"
+#include "library/store_access.h"
 #include "tools/carrel/commands.h"
 #include "tools/carrel/json_report.h"
 #include "tools/carrel/known_names.h"
@@ -48,28 +47,28 @@ Progress ProgressOf(const TransferFlags& flags) {
   return Progress(flags.quiet ? Progress::Mode::kQuiet : Progress::ModeFor(stderr));
 }
 
-absl::StatusOr<int64_t> Send(kvstore::ContextClient& client, const v1::Manifest& manifest, int fd,
-                             const std::string& path, const TransferFlags& flags) {
+absl::StatusOr<v1::Manifest> Send(library::StoreAccess& from, int fd, const std::string& path,
+                                  const TransferFlags& flags, int64_t& sent) {
   Progress progress = ProgressOf(flags);
-  const int64_t expected = 1 + kvstore::FactsOf(manifest).bytes;  // about: what the manifest counts
-  int64_t sent = 0;
-  const absl::Status status = client.Export(flags.name, [&](absl::string_view piece) {
-    sent += static_cast<int64_t>(piece.size());
-    progress.Update(std::min(1.0, static_cast<double>(sent) / static_cast<double>(expected)), path);
-    return WriteAll(fd, piece, absl::StrCat(path, ": write"));
-  });
+  const absl::StatusOr<v1::Manifest> manifest =
+      library::ExportContext(from, flags.name, [&](absl::string_view piece, int64_t bytes) {
+        sent += static_cast<int64_t>(piece.size());
+        progress.Update(std::min(1.0, static_cast<double>(sent) / static_cast<double>(bytes)),
+                        path);
+        return WriteAll(fd, piece, absl::StrCat(path, ": write"));
+      });
   progress.Clear();
-  RETURN_IF_ERROR(status);
-  return sent;
+  return manifest;
 }
 
 // FILE appears whole or not at all.
 absl::Status RunExport(const TransferFlags& flags) {
   RETURN_IF_ERROR(flags.store.Validate());
-  ASSIGN_OR_RETURN(const ConnectedStore at, flags.store.Connect(kvstore::StoreMode::kReadOnly));
-  ASSIGN_OR_RETURN(const v1::Manifest manifest, at.client->Get(flags.name));
+  ASSIGN_OR_RETURN(const std::unique_ptr<library::StoreAccess> from,
+                   library::StoreAccess::Open(flags.store, kvstore::StoreMode::kReadOnly));
+  int64_t sent = 0;
   if (flags.file == "-") {
-    return Send(*at.client, manifest, STDOUT_FILENO, "standard output", flags).status();
+    return Send(*from, STDOUT_FILENO, "standard output", flags, sent).status();
   }
   if (access(flags.file.c_str(), F_OK) == 0) {
     return absl::AlreadyExistsError(absl::StrCat(flags.file, " exists; remove it first"));
@@ -78,8 +77,8 @@ absl::Status RunExport(const TransferFlags& flags) {
   const int fd = open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (fd < 0) return ErrnoStatus(errno, absl::StrCat(part, ": create"));
   const absl::Cleanup close_it = [fd] { close(fd); };
-  const absl::StatusOr<int64_t> sent = Send(*at.client, manifest, fd, flags.file, flags);
-  absl::Status status = sent.status();
+  const absl::StatusOr<v1::Manifest> manifest = Send(*from, fd, flags.file, flags, sent);
+  absl::Status status = manifest.status();
   if (status.ok() && fsync(fd) != 0) status = ErrnoStatus(errno, absl::StrCat(part, ": fsync"));
   if (status.ok() && rename(part.c_str(), flags.file.c_str()) != 0) {
     status = ErrnoStatus(errno, flags.file);
@@ -88,7 +87,7 @@ absl::Status RunExport(const TransferFlags& flags) {
     unlink(part.c_str());
     return status;
   }
-  return ReportMoved(flags, manifest.name(), manifest.content_id(), *sent, "exported");
+  return ReportMoved(flags, manifest->name(), manifest->content_id(), sent, "exported");
 }
 
 // Bytes of a stream from any offset on: a file is read there, a pipe read on until there.

@@ -151,15 +151,10 @@ async function refused(upload, error) {
     Object.assign(upload, {state: "waiting", message: `${error.message} (tries again in ${number(again)} s)`});
     return;
   }
-  Object.assign(upload, {state: "refused", message: error.message});
-  if (error.status === 0) {
-    upload.message = `The server ended the connection while ${size(upload.file.size)} were sent: is the file larger than it takes?`;
-  }
-  if (error.status === 401 || error.status === 403) {
-    await loadRights().catch(() => {});
-    upload.message = missing() || error.message;
-    upload.denied = true;
-  }
+  const denied = error.status === 401 || error.status === 403;
+  if (denied) await loadRights().catch(() => {});  // of the server as it is now: so it is known why
+  const cut = `The server ended the connection while ${size(upload.file.size)} were sent: is the file larger than it takes?`;
+  Object.assign(upload, {state: "refused", denied, message: error.status === 0 ? cut : (denied && missing()) || error.message});
   if (error.status !== 409) return;
   await loadDocuments().catch(() => {});
   const same = error.told.code === "context_exists" && /is context "([^"]+)"/.exec(error.message);

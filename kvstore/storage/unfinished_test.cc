@@ -103,6 +103,10 @@ TEST_F(UnfinishedTest, Store_ListsDeletesAndSweepsThem) {
 }
 
 TEST(StoreAccessTest, OutOfDescriptors_IsNoDamage) {
+#ifdef CARREL_SANITIZED
+  GTEST_SKIP() << "UBSan asks with a pipe whether it may read an object, and takes its want for a "
+                  "bad pointer";
+#endif
   const std::string folder = FreshTempDir();
   {
     auto store = *Store::Open(folder, StoreMode::kReadWrite);

@@ -74,7 +74,11 @@ class Reply final : public HttpReply {
       : connection_(std::move(connection)), turn_(turn) {}
   ~Reply() override {
     Post([turn = turn_](HttpConnection& c) {  // nothing, once it has begun
-      c.Send(turn, 500, "application/json", ErrorBody(500, "the request was dropped"), {});
+      // As the server stops all clients are gone to who would answer them; this one may still hear why.
+      const HttpError error =
+          ErrorOf(c.shared().stopped ? absl::UnavailableError("the server is stopping")
+                                     : absl::InternalError("the request was dropped"));
+      c.Send(turn, error.status, "application/json", error.body, {});
       c.End(turn);
     });
   }

@@ -153,6 +153,37 @@ TEST(HttpServerTest, ClientsThatLeaveInTheMiddleOfAStream_HarmNobody) {
   writers = nullptr;  // replies may be used until the server is destroyed
 }
 
+// Whoever would answer takes a client of a server that stops for gone, and drops its request.
+TEST(HttpServerTest, RequestsThatAreDroppedAsItStops_AreNoInternalErrors) {
+  HttpServerConfig config;
+  config.listen = {"127.0.0.1:0"};
+  for (int trial = 0; trial < 50; ++trial) {
+    std::vector<std::thread> answering;
+    std::atomic<int> asked{0};
+    auto server =
+        HttpServer::Start(config, UpTo(1000), [&](HttpRequest, std::shared_ptr<HttpReply> reply) {
+          answering.emplace_back([reply]() mutable {
+            while (!reply->gone()) std::this_thread::yield();
+            reply = nullptr;
+          });
+          ++asked;
+        });
+    ASSERT_TRUE(server.ok());
+    std::vector<std::unique_ptr<TestClient>> clients;
+    for (int i = 0; i < 3; ++i) {
+      clients.push_back(std::make_unique<TestClient>((*server)->addresses()[0]));
+      clients.back()->Post("/", "");
+    }
+    while (asked < 3) absl::SleepFor(absl::Milliseconds(1));
+    (*server)->Stop();
+    for (std::thread& thread : answering) thread.join();
+    server->reset();
+    for (const auto& client : clients) {
+      EXPECT_THAT(client->Read(1 << 20), Not(HasSubstr("HTTP/1.1 500"))) << trial;
+    }
+  }
+}
+
 // --- what clients do that is allowed
 
 std::string Answer(HttpServer& server, const std::string& bytes) {
